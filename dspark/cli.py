@@ -1,0 +1,236 @@
+"""The `dspark` command: options, their help, and nothing else.
+
+Nothing heavy is imported at the top: `--help` answers at once, and a role is imported only when its command runs, after
+the OpenMP settings that it needs are in place (see `roles`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dspark import __version__, roles
+
+DEFAULT_SPECULATIVE = '{"method": "dspark"}'
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding with the drafter on another machine, and the output distribution kept exact.",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure: one command per benchmark, ratios from one run.")
+app.add_typer(bench_app, name="bench")
+
+
+def _device(value: str) -> str:
+    if value != "cpu" and not value.startswith("cuda"):
+        raise typer.BadParameter("use 'cpu' or 'cuda'")
+    return value
+
+
+def _dtype(value: str) -> str:
+    if value not in ("auto", "fp32", "bf16"):
+        raise typer.BadParameter("use 'auto', 'fp32' or 'bf16'")
+    return value
+
+
+Target = Annotated[
+    str, typer.Option(help="'embedded' (SmolLM2-135M-Instruct), a .gguf file, or a Hugging Face model directory.")
+]
+Speculative = Annotated[
+    str,
+    typer.Option("--speculative-config", help="JSON as vLLM takes it; num_speculative_tokens 0 serves the target alone."),
+]
+Device = Annotated[str, typer.Option(callback=_device, help="'cpu' or 'cuda'.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", callback=_dtype, help="'fp32', 'bf16', or 'auto': bf16 where the hardware has it.")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="OpenMP threads of each role; default one per core.")]
+Slots = Annotated[int, typer.Option(min=1, max=256, help="Requests that decode at once.")]
+MaxContext = Annotated[int, typer.Option(min=16, max=131072, help="Longest prompt plus answer, in tokens.")]
+Host = Annotated[str, typer.Option(help="Interface of the endpoint; loopback unless you mean it.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the endpoint; 0 takes a free one.")]
+Deadline = Annotated[int, typer.Option(min=1, max=600_000, help="Milliseconds to wait for drafts before going on.")]
+ApiKeys = Annotated[Path | None, typer.Option(help="File with one API key a line; without it none is asked for.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dspark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    target: Target = "embedded",
+    speculative: Speculative = DEFAULT_SPECULATIVE,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    slots: Slots = 8,
+    max_context: MaxContext = 2048,
+    draft_deadline_ms: Deadline = 1000,
+    api_key_file: ApiKeys = None,
+    restart_worker: Annotated[bool, typer.Option(help="Start the worker again when it dies.")] = True,
+) -> None:
+    """Everything on this machine: the endpoint, the Spark verifier, and a drafter worker in its own process."""
+    machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
+    with roles.local_worker(machine, speculative, restart=restart_worker) as worker:
+        roles.say(f"loading the target {target!r} ({machine.dtype}, {device}, {machine.threads} threads)")
+        spark = roles.build_spark(machine, speculative, worker.endpoint if worker else None, draft_deadline_ms)
+        if worker:
+            worker.wait_ready()
+        roles.serve_endpoint(spark, roles.Endpoint(host, port, api_key_file))
+
+
+@app.command()
+def spark(
+    worker: Annotated[str, typer.Option(help="Address of the drafter worker, e.g. tcp://10.0.0.7:7777.")],
+    target: Target = "embedded",
+    speculative: Speculative = DEFAULT_SPECULATIVE,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    slots: Slots = 8,
+    max_context: MaxContext = 2048,
+    draft_deadline_ms: Deadline = 1000,
+    api_key_file: ApiKeys = None,
+) -> None:
+    """A Spark verifier with the endpoint, whose drafter worker runs elsewhere (`dspark worker`)."""
+    machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
+    built = roles.build_spark(machine, speculative, worker, draft_deadline_ms)
+    roles.serve_endpoint(built, roles.Endpoint(host, port, api_key_file))
+
+
+@app.command()
+def worker(
+    drafter: Annotated[
+        Path | None, typer.Option(help="Drafter directory; default the one that ships for the embedded target.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="ZeroMQ endpoint to bind; port 0 takes a free one.")] = "tcp://127.0.0.1:7777",
+    target: Target = "embedded",
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    slots: Slots = 16,
+    max_context: MaxContext = 2048,
+    allow_remote: Annotated[
+        bool, typer.Option(help="Allow another interface than loopback. The link is not authenticated yet.")
+    ] = False,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """A drafter worker: holds the drafter and serves Spark verifiers over the v2 wire."""
+    machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
+    from dspark.speculative import SHIPPED_DRAFTER
+
+    roles.run_worker(
+        machine, drafter or SHIPPED_DRAFTER, listen, allow_remote=allow_remote, parent_pid=parent_pid
+    )
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Base URL of a running endpoint.")] = "http://127.0.0.1:8000",
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Ask this one question and end.")] = None,
+) -> None:
+    """Chat in the terminal; accepted draft tokens have another colour, the acceptance runs along."""
+    from dspark import chat as terminal
+
+    raise typer.Exit(terminal.run(terminal.ChatOptions(url, temperature, max_tokens, system, prompt)))
+
+
+@app.command()
+def train(
+    output: Annotated[Path, typer.Option(help="Run directory: corpus, training state, checkpoint, report.")],
+    target: Target = "embedded",
+    tokens: Annotated[int, typer.Option(min=1000, help="Answer tokens that the target writes as training data.")] = 1_000_000,
+    blocks: Annotated[int, typer.Option(min=100, help="Blocks to train on.")] = 1_000_000,
+    layers: Annotated[int, typer.Option(min=1, max=8, help="Draft layers.")] = 2,
+    taps: Annotated[str, typer.Option(help="Target layers to tap, comma-separated, zero-based; default spread.")] = "",
+    block: Annotated[int, typer.Option(min=1, max=32, help="Block size: the largest depth.")] = 5,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the Markov head.")] = 64,
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Size of the draft vocabulary.")] = 8192,
+    learning_rate: Annotated[float, typer.Option(min=1e-6)] = 1e-3,
+    rows: Annotated[int, typer.Option(min=1, help="Sequences written in lock step.")] = 96,
+    seed: Annotated[int, typer.Option()] = 1,
+    threads: Threads = None,
+) -> None:
+    """Train a drafter for a target. No data to download: the target writes its own. Interrupt and rerun to resume."""
+    roles.prepare_machine(target, "cpu", "fp32", threads, 1, 16)
+    from dspark.training import run
+
+    run.train(
+        run.TrainOptions(
+            output=output, target=target, tokens=tokens, blocks=blocks, layers=layers, taps=taps, block=block,
+            rank=rank, draft_vocab=draft_vocab, learning_rate=learning_rate, rows=rows, seed=seed,
+        )
+    )  # fmt: skip
+
+
+@bench_app.command("spec")
+def bench_spec(
+    target: Target = "embedded",
+    speculative: Speculative = DEFAULT_SPECULATIVE,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to use, in order.")] = 24,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 128,
+    max_context: MaxContext = 1024,
+    as_json: Json = False,
+) -> None:
+    """Speculative against target-only decoding: same engine, interleaved, warm, T = 0 and T = 1."""
+    machine = roles.prepare_machine(target, device, dtype, threads, 2, max_context)
+    from dspark_spark import benchmark
+
+    log = (lambda text: print(text, file=sys.stderr, flush=True)) if as_json else roles.say
+    with roles.local_worker(machine, speculative, restart=False, log=log) as worker:
+        if worker is None:
+            raise typer.BadParameter("num_speculative_tokens is 0: there is nothing to compare")
+        built = roles.build_spark(machine, speculative, worker.endpoint, 5000)
+        worker.wait_ready()
+        result = benchmark.run(built, benchmark.BenchOptions(prompts, max_tokens), log)
+    typer.echo(benchmark.as_json(result) if as_json else benchmark.as_table(result))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """What this machine has, what dspark will choose on it, and what will not work."""
+    from dspark import doctor as checks
+
+    report = checks.examine()
+    typer.echo(checks.as_json(report) if as_json else checks.as_text(report))
+    raise typer.Exit(0 if report.usable else 1)
+
+
+def main() -> None:
+    """Entry point: configuration errors are one clear line, not a traceback."""
+    from dspark.errors import UserError
+
+    try:
+        app()
+    except UserError as error:
+        print(f"dspark: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What a dense decoder is made of, whatever file it came from.
+
+`DecoderConfig` describes the Llama and Qwen3 dense families: the same block, with or without per-head q/k norms,
+with or without tied embeddings. It is built from a Hugging Face ``config.json`` here and from GGUF metadata in
+`gguf_source`. Fields that would change the arithmetic and that this project does not implement are refused by name:
+a model that loads and computes something else is worse than one that does not load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dspark.errors import UserError
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+
+
+class ModelConfigError(UserError):
+    """A model directory or file describes something that cannot be served; the text names the field and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes of a dense decoder. `max_context` is in tokens; `rope_theta` is the rotary base."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_eps: float
+    rope_theta: float
+    max_context: int
+    tied_embeddings: bool
+    qk_norm: bool
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ModelConfigError(
+                f"num_attention_heads {self.heads} is not a multiple of num_key_value_heads {self.kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ModelConfigError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("attention_bias"):
+        raise ModelConfigError("attention_bias true is not supported: use a checkpoint without attention biases")
+    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
+        raise ModelConfigError("sliding-window layers are not supported in the target: use a full-attention model")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelConfigError(f"hidden_act {raw['hidden_act']!r} is not supported: only silu is")
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    rope = raw.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or (raw.get("rope_scaling") or {}).get("rope_type") or "default"
+    if kind != "default":
+        raise ModelConfigError(f"rope_type {kind!r} is not supported: only unscaled rotary embedding is")
+    return float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Read a Hugging Face ``config.json`` of the Llama or Qwen3 dense family.
+
+    Raises ModelConfigError naming the field when it is missing or asks for something that is not implemented.
+    """
+    architecture = (raw.get("architectures") or ["?"])[0]
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise ModelConfigError(
+            f"architectures {architecture!r} is not supported: the target must be one of {SUPPORTED_ARCHITECTURES}"
+        )
+    _refuse_unsupported(raw)
+    try:
+        heads = int(raw["num_attention_heads"])
+        return DecoderConfig(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+            intermediate_size=int(raw["intermediate_size"]),
+            rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=_rope_theta(raw),
+            max_context=int(raw.get("max_position_embeddings", 2048)),
+            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            bos_id=raw.get("bos_token_id"),
+            eos_ids=_ids(raw.get("eos_token_id")),
+        )
+    except KeyError as missing:
+        raise ModelConfigError(f"config.json lacks the field {missing}: is this a complete model directory?") from None

@@ -1,0 +1,173 @@
+"""Start the roles: worker, Spark rank with its endpoint, or both on this machine.
+
+Part of the composition root with `cli`: it imports a role only inside the function that runs it, after `placement` has
+set up the process. `Machine` is what all roles on one machine share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark import __version__, launch, placement
+
+if TYPE_CHECKING:
+    from dspark_spark.build import Spark
+
+    from dspark.speculative import ResolvedDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Options that every role on one machine shares; dtype is resolved ('fp32' or 'bf16'), lengths are in tokens."""
+
+    target: str
+    device: str
+    dtype: str
+    threads: int
+    slots: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the HTTP endpoint listens, and who may use it."""
+
+    host: str
+    port: int
+    api_key_file: Path | None
+
+
+def say(text: str) -> None:
+    """One line of progress, at once."""
+    print(text, flush=True)
+
+
+def prepare_machine(
+    target: str, device: str, dtype: str, threads: int | None, slots: int, max_context: int
+) -> Machine:
+    """Choose dtype and threads and set up this process for them. Before torch is imported."""
+    chosen = placement.choose(threads)
+    placement.prepare(chosen)
+    return Machine(target, device, placement.choose_dtype(dtype, device), chosen.threads, slots, max_context)
+
+
+def resolve_drafter(target: str, speculative: str) -> ResolvedDrafter | None:
+    """The drafter that a --speculative-config names, checked against the target; None when it is off."""
+    from dspark import speculative as speculation
+    from dspark.models.source import open_target
+
+    config = speculation.parse(speculative)
+    return speculation.resolve(config, target, open_target(target).config) if config.enabled else None
+
+
+@contextmanager
+def local_worker(
+    machine: Machine, speculative: str, *, restart: bool, log: Callable[[str], None] = say
+) -> Iterator[launch.LocalWorker | None]:
+    """A worker process for the block's duration; None when speculation is off."""
+    resolved = resolve_drafter(machine.target, speculative)
+    if resolved is None:
+        log("speculation is off (num_speculative_tokens 0): no drafter is loaded")
+        yield None
+        return
+    worker = launch.LocalWorker(_worker_arguments(machine, resolved.directory), restart=restart, log=log)
+    log("starting the drafter worker in its own process")
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def _worker_arguments(machine: Machine, drafter: Path) -> list[str]:
+    options = {
+        "--target": machine.target,
+        "--drafter": drafter,
+        "--device": machine.device,
+        "--dtype": machine.dtype,
+        "--threads": machine.threads,
+        "--slots": machine.slots,
+        "--max-context": machine.max_context,
+    }
+    return [text for name, value in options.items() for text in (name, str(value))]
+
+
+def run_worker(
+    machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None
+) -> None:
+    """Serve drafts until SIGTERM."""
+    from dspark_workers.server import WorkerSettings, serve
+
+    from dspark.models.source import DTYPES
+
+    settings = WorkerSettings(
+        endpoint=listen,
+        target=machine.target,
+        drafter=drafter,
+        device=machine.device,
+        dtype=DTYPES[machine.dtype],
+        slots=machine.slots,
+        length=machine.max_context,
+        threads=machine.threads,
+        allow_remote=allow_remote,
+        parent_pid=parent_pid,
+    )
+    serve(settings, lambda endpoint: say(f"{launch.READY_PREFIX}{endpoint}"))
+
+
+def build_spark(machine: Machine, speculative: str, worker: str | None, deadline_ms: int) -> Spark:
+    """Load the target and connect the link (which comes up by itself once the worker answers)."""
+    from dspark_spark.build import SparkSettings, build
+    from dspark_spark.engine import EngineSettings
+
+    from dspark import speculative as speculation
+
+    return build(
+        SparkSettings(
+            target=machine.target,
+            worker=worker,
+            speculative=speculation.parse(speculative),
+            device=machine.device,
+            dtype=machine.dtype,
+            threads=machine.threads,
+            draft_deadline_ms=deadline_ms,
+            engine=EngineSettings(slots=machine.slots, max_context=machine.max_context),
+        )
+    )
+
+
+def serve_endpoint(spark: Spark, endpoint: Endpoint) -> None:
+    """Run the engine and the HTTP endpoint until a signal; the first drains, the second ends at once."""
+    from dspark_spark.async_engine import EngineBridge
+    from dspark_spark.http import EndpointSettings, build_app, fingerprint, serve
+
+    settings = EndpointSettings(
+        version=__version__,
+        system_fingerprint=fingerprint(__version__, spark.facts),
+        api_key_file=endpoint.api_key_file,
+    )
+    bridge = EngineBridge(spark.engine, spark.model_name, spark.facts)
+    app = build_app(bridge, spark.tokenizer, spark.metrics, settings)
+    spark.engine.start()
+    try:
+        serve(
+            app,
+            endpoint.host,
+            endpoint.port,
+            on_listening=lambda port: say(ready_line(endpoint.host, port, spark.model_name)),
+        )
+    finally:
+        spark.engine.stop()
+
+
+def ready_line(host: str, port: int, model: str) -> str:
+    """The line that ends the start: where it listens, and a command to paste."""
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = json.dumps({"model": model, "stream": True, "messages": [question]})
+    return f"ready: {url}  try: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

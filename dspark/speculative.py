@@ -1,0 +1,84 @@
+"""`--speculative-config`: what to draft with and how deep, in the form that vLLM users write.
+
+    {"method": "dspark", "num_speculative_tokens": 5}
+
+Fields: `method` ("dspark"), `model` (a drafter directory; the shipped drafter when the embedded target is served),
+`num_speculative_tokens` (default: the drafter's block size; 0 serves the target alone and then nothing else of the
+drafter is read, loaded or validated), and two of our own: `draft_temperature` (null follows the request) and
+`draft_support` (entries of a sampled q row: 16, 32, 64 or 256).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dspark.models import drafter_config
+from dspark.models.config import DecoderConfig, ModelConfigError
+from dspark.models.drafter_config import DrafterConfig
+from dspark.models.source import EMBEDDED
+
+SHIPPED_DRAFTER = Path(__file__).parent / "checkpoints" / "smollm2-135m-instruct"
+
+
+class SpeculativeConfig(BaseModel):
+    """The parsed flag. Unknown fields are refused: a typo must not silently turn speculation off."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["dspark"]
+    model: str | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=drafter_config.MAX_BLOCK)
+    draft_temperature: float | None = Field(default=None, ge=0.0, le=4.0)
+    draft_support: Literal[16, 32, 64, 256] = 32
+
+    @property
+    def enabled(self) -> bool:
+        return self.num_speculative_tokens != 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDrafter:
+    """A drafter that fits the target: its directory, its config, and the depth to draft to."""
+
+    directory: Path
+    config: DrafterConfig
+    depth: int
+    draft_temperature: float | None
+    draft_support: int
+
+
+def parse(text: str) -> SpeculativeConfig:
+    """Parse the JSON text of the flag. Raises ModelConfigError that names the field."""
+    try:
+        return SpeculativeConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the JSON"
+        raise ModelConfigError(f"--speculative-config: {field}: {first['msg']}") from None
+
+
+def resolve(speculative: SpeculativeConfig, target_name: str, target: DecoderConfig) -> ResolvedDrafter | None:
+    """Find the drafter and check it against the target; None when speculation is off (nothing is read then)."""
+    if not speculative.enabled:
+        return None
+    if speculative.model is None and target_name != EMBEDDED:
+        raise ModelConfigError(
+            "--speculative-config: model: no drafter ships for this target: give a drafter directory "
+            "(train one with `dspark train`), or num_speculative_tokens 0"
+        )
+    directory = Path(speculative.model).expanduser() if speculative.model else SHIPPED_DRAFTER
+    config = drafter_config.read(directory)
+    config.check_target(target)
+    depth = speculative.num_speculative_tokens or config.block_size
+    if depth > config.block_size:
+        raise ModelConfigError(
+            f"--speculative-config: num_speculative_tokens {depth} is larger than the drafter's block_size "
+            f"{config.block_size}: a block drafter's positions collapse past its trained block"
+        )
+    return ResolvedDrafter(
+        directory, config, depth, speculative.draft_temperature, speculative.draft_support
+    )

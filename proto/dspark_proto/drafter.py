@@ -1,0 +1,215 @@
+"""The worker side of a v2 connection: takes leases, context and STEPs, and answers with whole replies.
+
+Sans-IO: methods return frames to send, ``receive`` (in :class:`DrafterInbox`) returns events, time is an
+argument. Invariants: reply memory is preallocated per slot at ACCEPT; the frames of a reply stay cached until
+the slot's next round, so a repeated STEP gets identical bytes; local misuse raises LocalProtocolError and
+changes nothing. Spec: SPEC.md, sections "HELLO", "ROW", "COMPLETION", "DRAIN". Called by the worker's server,
+one object per peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from .buffers import Buffer, aligned
+from .checksums import NO_CHECKSUM, body_checksum
+from .drafter_inbox import DrafterInbox
+from .errors import LocalProtocolError
+from .events import DrafterEvent, PeerSilent
+from .frame import describe, encode_frame, encode_frame_into
+from .hello import Hello, HelloParameters, Reject, accept_message
+from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS_WORKER
+from .messages import STATUS_OK, Completion, Drain, Row, StepItem
+from .registry import ErrorCode, Representation
+from .rows import ReplyLayout, body_shapes, write_reply
+from .slots import DrafterSlot, require
+from .states import DrafterState, SlotState
+
+_REPLY_CONTROL_BYTES: Final = 1024
+"""Room for prefix and control of a ROW and of a COMPLETION, and for the padding of the three bodies."""
+
+_CREDIT_STEPS: Final = 4
+"""A credit update is sent when this fraction of the window has been consumed since the last one."""
+
+
+class DrafterConnection(DrafterInbox):
+    """One drafter worker's connection to one Spark group."""
+
+    def __init__(self, parameters: HelloParameters) -> None:
+        super().__init__(parameters)
+        self._scratch = memoryview(b"")
+
+    def accept(self, now_ns: int) -> memoryview:
+        """Accept the pending HELLO; allocates all reply memory of the connection.
+
+        Raises :class:`LocalProtocolError` INCOMPATIBLE when the HELLO was found unacceptable.
+        """
+        hello, offer = self._pending_hello(), self._offer
+        if offer is None:
+            raise LocalProtocolError(ErrorCode.INCOMPATIBLE, "ACCEPT", "reject this HELLO")
+        self._move("accept")
+        self.negotiated = offer
+        stride = aligned(offer.reply_bytes) + _REPLY_CONTROL_BYTES
+        storage = memoryview(bytearray(stride * offer.max_slots))
+        self._slots = tuple(
+            DrafterSlot(index, reply_storage=storage[index * stride : (index + 1) * stride])
+            for index in range(offer.max_slots)
+        )
+        self._scratch = memoryview(bytearray(offer.reply_bytes))
+        self._rows_received = self._rows_consumed = 0
+        self._announced_credit = offer.context_credit_rows
+        self._heard_ns = now_ns
+        return encode_frame(accept_message(self.parameters, hello, offer))
+
+    def reject(self, code: ErrorCode | None = None) -> memoryview:
+        """Refuse the pending HELLO, naming the first difference; ``code`` is for a reason of the worker's
+        own.
+        """
+        hello = self._pending_hello()
+        reason, field, ours, theirs = code or ErrorCode.INCOMPATIBLE, "", "", ""
+        if self._refusal is not None:
+            found, mismatch = self._refusal
+            reason, field, ours, theirs = code or found, mismatch.field, mismatch.local, mismatch.peer
+        self._move("reject")
+        return encode_frame(
+            Reject(self.parameters.epoch, hello.epoch, hello.serial, reason, field, ours, theirs)
+        )
+
+    def _pending_hello(self) -> Hello:
+        hello = self._hello
+        if self.state is not DrafterState.HELLO_RECEIVED or hello is None:
+            raise LocalProtocolError(ErrorCode.HELLO_REQUIRED, "HELLO", "wait for HelloReceived")
+        return hello
+
+    def reply(
+        self, item: StepItem, tokens: Sequence[int], entries: Sequence[int], ids: Buffer, q: Buffer
+    ) -> list[memoryview]:
+        """The frames that answer ``item``: one ROW with all positions, and the COMPLETION.
+
+        ``tokens`` and ``entries`` are [depth]; ``ids`` int32 and ``q`` float32 are raw little-endian [depth,
+        support] with zeros beyond ``entries``. The frames stay valid until the slot's next round. An empty
+        list means that the item's key died meanwhile (counted): drop the work.
+        """
+        slot = self._awaiting(item)
+        if slot is None:
+            return []
+        terms = self._terms()
+        layout = ReplyLayout(item.depth, int(slot.support))
+        block = self._scratch[: layout.total_bytes]
+        write_reply(block, layout, tokens, entries, ids, q)
+        require(
+            max(tokens) < terms.vocab_size,
+            ErrorCode.TOKEN_OUT_OF_RANGE,
+            "reply.tokens",
+            "use global token ids",
+        )
+        row_frame, rest = self._write_row(slot, layout, block)
+        checksum = body_checksum(terms.checksum, block)
+        completion = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, checksum)
+        completion_frame = rest[: encode_frame_into(rest, completion, slot.key)]
+        slot.move("reply", "reply")
+        slot.replied, slot.drafted = True, tuple(tokens)
+        slot.reply_frames = (row_frame, completion_frame)
+        return list(slot.reply_frames)
+
+    def _write_row(
+        self, slot: DrafterSlot, layout: ReplyLayout, block: memoryview
+    ) -> tuple[memoryview, memoryview]:
+        """Encode the ROW into the slot's storage; returns the frame and the storage after it."""
+        checksum = self._terms().checksum
+        bodies = [block[start : start + length] for start, length in layout.spans(0, layout.depth)]
+        shapes = body_shapes(layout.depth, layout.support)
+        descriptors = tuple(
+            describe(kind, dtype, rows, entries, body, checksum)
+            for (kind, dtype, rows, entries, _), body in zip(shapes, bodies, strict=True)
+        )
+        row = Row(
+            slot.session,
+            self.parameters.epoch,
+            0,
+            layout.depth,
+            layout.depth,
+            layout.support,
+            Representation.SPARSE,
+            descriptors,
+        )
+        length = encode_frame_into(slot.reply_storage, row, slot.key, bodies)
+        return slot.reply_storage[:length], slot.reply_storage[length:]
+
+    def fail(self, item: StepItem, code: ErrorCode = ErrorCode.DRAFT_FAILED) -> list[memoryview]:
+        """Answer ``item`` with a failure; the slot then waits for a reset. Empty when the key died."""
+        slot = self._awaiting(item)
+        if slot is None:
+            return []
+        frame = encode_frame(self._completion(item, int(code), 0, 0, NO_CHECKSUM), slot.key)
+        slot.move("fail", "fail")
+        self._count(code)
+        return [frame]
+
+    def _awaiting(self, item: StepItem) -> DrafterSlot | None:
+        """The slot whose unresolved round ``item`` is; None, counted, when the round died."""
+        alive = item.slot < len(self._slots)
+        slot = self._slots[item.slot] if alive else None
+        if slot is not None and slot.session == item.session and slot.generation == item.generation:
+            if slot.state is SlotState.AWAITING and slot.round == item.round:
+                return slot
+            if slot.state is not SlotState.DORMANT:
+                raise LocalProtocolError(ErrorCode.DUPLICATE, "reply.round", "answer each item once")
+        self._count(ErrorCode.STALE_GENERATION)
+        return None
+
+    def _completion(
+        self, item: StepItem, status: int, row_count: int, reply_bytes: int, checksum: bytes
+    ) -> Completion:
+        return Completion(
+            item.session,
+            self.parameters.epoch,
+            item.anchor_position,
+            item.context_version,
+            item.prefix_digest,
+            status,
+            row_count,
+            reply_bytes,
+            checksum,
+        )
+
+    def context_consumed(self, rows: int) -> None:
+        """``rows`` context rows have been taken in: grants credit, announced by a PONG in the outbox."""
+        outstanding = self._rows_received - self._rows_consumed
+        require(
+            0 <= rows <= outstanding,
+            ErrorCode.CREDIT_EXCEEDED,
+            "context_consumed.rows",
+            "at most the arrived rows",
+        )
+        self._rows_consumed += rows
+        window = self._terms().context_credit_rows
+        if (self._credit_limit() - self._announced_credit) * _CREDIT_STEPS >= window:
+            self._queue(self._pong(0))
+
+    def drain(self, deadline_ms: int) -> memoryview:
+        """Announce that this worker leaves: new sessions are refused, open slots go on."""
+        message = Drain(self.parameters.epoch, deadline_ms)
+        self._move("drain")
+        return encode_frame(message)
+
+    def next_deadline_ns(self) -> int | None:
+        """When the verifier counts as vanished; None without a connection."""
+        if self.state not in (DrafterState.ACTIVE, DrafterState.DRAINING):
+            return None
+        return self._heard_ns + self._terms().heartbeat_ms * SILENT_HEARTBEATS_WORKER * NANOSECONDS_PER_MS
+
+    def expire(self, now_ns: int) -> list[DrafterEvent]:
+        """Free everything of a verifier that has been silent for too long."""
+        deadline_ns = self.next_deadline_ns()
+        if deadline_ns is None or now_ns < deadline_ns:
+            return []
+        self._count(ErrorCode.PEER_SILENT)
+        events = self._retire_slots()
+        self._move("lose")
+        return [*events, PeerSilent(now_ns - self._heard_ns)]
+
+    def reset_count(self, slot: int) -> int:
+        """Generations since OPEN: the generation field of the random number key."""
+        return self._slot(slot).reset_count

@@ -1,0 +1,212 @@
+"""Field kinds of control records: the range checks that every message, sent or received, passes.
+
+A record class lists its fields in ``LAYOUT``, in wire order. ``Record.__post_init__`` checks each, so an
+invalid record cannot exist; ``values`` and ``from_values`` are the two directions of the codec. Limits live
+in the layouts, hence they hold before anything is sized from a field. Spec: SPEC.md, section "Field kinds".
+Called by ``messages`` and ``hello``; never touches bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Protocol, Self, cast
+
+from .canonical import Value
+from .errors import LocalProtocolError
+from .limits import TEXT_BYTES_MAX
+from .registry import ErrorCode
+
+
+class Field(Protocol):
+    """One position of a record."""
+
+    @property
+    def name(self) -> str:
+        """Attribute of the record, also the last part of an error's ``where``."""
+
+    def problem(self, value: object) -> str:
+        """What is wrong with ``value``, as a remedy; empty when it is valid."""
+
+    def encode(self, value: object) -> Value:
+        """The wire value."""
+
+    def decode(self, value: Value) -> object:
+        """The attribute value; an undecodable value is returned as it is and then fails ``problem``."""
+
+
+@dataclass(frozen=True, slots=True)
+class UInt:
+    """An unsigned integer in ``minimum..maximum``."""
+
+    name: str
+    maximum: int
+    minimum: int = 0
+
+    def problem(self, value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum:
+            return ""
+        return f"must be an integer in {self.minimum}..{self.maximum}"
+
+    def encode(self, value: object) -> Value:
+        return cast(int, value)
+
+    def decode(self, value: Value) -> object:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A member of a registry enumeration."""
+
+    name: str
+    members: type[IntEnum]
+
+    def problem(self, value: object) -> str:
+        return "" if isinstance(value, self.members) else f"must be a {self.members.__name__}"
+
+    def encode(self, value: object) -> Value:
+        return int(cast(IntEnum, value))
+
+    def decode(self, value: Value) -> object:
+        if type(value) is not int:
+            return value
+        try:
+            return self.members(value)
+        except ValueError:
+            return value
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A byte string of ``minimum..maximum`` bytes."""
+
+    name: str
+    maximum: int
+    minimum: int
+
+    def problem(self, value: object) -> str:
+        if isinstance(value, bytes) and self.minimum <= len(value) <= self.maximum:
+            return ""
+        return f"must be {self.minimum}..{self.maximum} bytes"
+
+    def encode(self, value: object) -> Value:
+        return cast(bytes, value)
+
+    def decode(self, value: Value) -> object:
+        return value
+
+
+def fixed_bin(name: str, length: int) -> Bin:
+    """A byte string of exactly ``length`` bytes."""
+    return Bin(name, length, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Printable ASCII of at most ``maximum`` bytes, for identities and field names."""
+
+    name: str
+    maximum: int = TEXT_BYTES_MAX
+
+    def problem(self, value: object) -> str:
+        if isinstance(value, str) and len(value) <= self.maximum and value.isascii() and _printable(value):
+            return ""
+        return f"must be at most {self.maximum} printable ASCII characters"
+
+    def encode(self, value: object) -> Value:
+        return cast(str, value)
+
+    def decode(self, value: Value) -> object:
+        return value
+
+
+def _printable(value: str) -> bool:
+    return not value or value.isprintable()
+
+
+@dataclass(frozen=True, slots=True)
+class UInts:
+    """``minimum_count..maximum_count`` unsigned integers up to ``maximum``; a tuple in the record."""
+
+    name: str
+    maximum: int
+    maximum_count: int
+    minimum_count: int = 0
+
+    def problem(self, value: object) -> str:
+        item = UInt(self.name, self.maximum)
+        if (
+            isinstance(value, tuple)
+            and self.minimum_count <= len(value) <= self.maximum_count
+            and not any(item.problem(one) for one in value)
+        ):
+            return ""
+        return f"must be {self.minimum_count}..{self.maximum_count} integers up to {self.maximum}"
+
+    def encode(self, value: object) -> Value:
+        return list(cast("tuple[int, ...]", value))
+
+    def decode(self, value: Value) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Record:
+    """A frozen, typed control record: a message, or one row of a list inside a message."""
+
+    __slots__ = ()
+
+    NAME: ClassVar[str]
+    LAYOUT: ClassVar[tuple[Field, ...]]
+
+    def __post_init__(self) -> None:
+        for field in self.LAYOUT:
+            problem = field.problem(getattr(self, field.name))
+            if problem:
+                raise LocalProtocolError(ErrorCode.BAD_FIELD, f"{self.NAME}.{field.name}", problem)
+
+    def values(self) -> list[Value]:
+        """The wire values, in layout order."""
+        return [field.encode(getattr(self, field.name)) for field in self.LAYOUT]
+
+    @classmethod
+    def from_values(cls, values: Value) -> Self:
+        """The record that ``values`` describe.
+
+        Raises :class:`LocalProtocolError` BAD_FIELD; the receive path converts it to the remote class.
+        """
+        layout = cls.LAYOUT
+        if not isinstance(values, list) or len(values) != len(layout):
+            raise LocalProtocolError(
+                ErrorCode.BAD_FIELD, cls.NAME, f"must be an array of {len(layout)} fields"
+            )
+        build = cast("Callable[..., Self]", cls)
+        return build(*[field.decode(value) for field, value in zip(layout, values, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A list of at most ``maximum_count`` nested records; a tuple in the record."""
+
+    name: str
+    item: type[Record]
+    maximum_count: int
+    minimum_count: int = 0
+
+    def problem(self, value: object) -> str:
+        if (
+            isinstance(value, tuple)
+            and self.minimum_count <= len(value) <= self.maximum_count
+            and all(isinstance(one, self.item) for one in value)
+        ):
+            return ""
+        return f"must be {self.minimum_count}..{self.maximum_count} {self.item.NAME} records"
+
+    def encode(self, value: object) -> Value:
+        return [one.values() for one in cast("tuple[Record, ...]", value)]
+
+    def decode(self, value: Value) -> object:
+        if not isinstance(value, list) or len(value) > self.maximum_count:
+            return value
+        return tuple(self.item.from_values(one) for one in value)

@@ -1,0 +1,94 @@
+"""Assembling a reply: ROW bodies into leased staging, then COMPLETION makes them a proposal.
+
+Invariant: no row is visible to anyone before the whole reply has been validated. Body checksums are checked
+on the received bytes; the reply checksum and the row crcs are checked again on the staged copy, so damage on
+the way into staging is found too. Spec: SPEC.md, sections "ROW" and "COMPLETION". Called by
+``VerifierConnection`` only.
+"""
+
+from __future__ import annotations
+
+from .checksums import body_checksum
+from .errors import RemoteProtocolError
+from .events import ProposalReady
+from .frame import checked_bodies
+from .hello import Negotiated
+from .messages import Completion, Row
+from .prefix import Prefix
+from .registry import ErrorCode
+from .rows import ReplyLayout, body_shapes, check_reply
+from .slots import VerifierSlot
+from .staging import Lease
+
+
+def stage_rows(slot: VerifierSlot, prefix: Prefix, row: Row, view: memoryview) -> None:
+    """Copy the bodies of ``row`` into the slot's lease.
+
+    Raises :class:`RemoteProtocolError`: DUPLICATE for rows that are staged already, ROWS_MISSING for a gap,
+    BAD_DESCRIPTOR, BAD_PADDING or BAD_BODY_CHECKSUM.
+    """
+    layout, lease = _leased(slot)
+    if (row.depth, row.support) != (layout.depth, layout.support):
+        raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "ROW.depth")
+    if row.first_row < slot.rows_received:
+        raise RemoteProtocolError(ErrorCode.DUPLICATE, "ROW.first_row")
+    if row.first_row > slot.rows_received or row.first_row + row.row_count > layout.depth:
+        raise RemoteProtocolError(ErrorCode.ROWS_MISSING, "ROW.first_row")
+    if tuple(body.shape for body in row.bodies) != body_shapes(row.row_count, layout.support):
+        raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "ROW.bodies")
+    block = lease.block
+    spans = layout.spans(row.first_row, row.row_count)
+    for (start, length), body in zip(spans, checked_bodies(prefix, row, view), strict=True):
+        block[start : start + length] = body
+    slot.rows_received += row.row_count
+
+
+def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) -> ProposalReady:
+    """The proposal that ``completion`` closes; the lease is filled.
+
+    Raises :class:`RemoteProtocolError`: the worker's own status, COMPLETION_MISMATCH, ROWS_MISSING,
+    WRONG_SIZE, BAD_REPLY_CHECKSUM, BAD_ROW_CRC or BAD_ROW_RECORD.
+    """
+    layout, lease = _leased(slot)
+    _check_completion(slot, completion, layout)
+    block = lease.block
+    if body_checksum(terms.checksum, block) != completion.reply_checksum:
+        raise RemoteProtocolError(ErrorCode.BAD_REPLY_CHECKSUM, "COMPLETION.reply_checksum")
+    tokens, entries = check_reply(block, layout, terms.vocab_size)
+    lease.fill()
+    sealed = block.toreadonly()
+    return ProposalReady(
+        slot.index,
+        slot.session,
+        slot.generation,
+        slot.round,
+        completion.anchor_position,
+        layout.depth,
+        layout.support,
+        tokens,
+        entries,
+        sealed[layout.ids_offset : layout.q_offset],
+        sealed[layout.q_offset :],
+        lease,
+    )
+
+
+def _leased(slot: VerifierSlot) -> tuple[ReplyLayout, Lease]:
+    lease = slot.lease
+    if lease is None or lease.layout is None:
+        raise RemoteProtocolError(ErrorCode.STALE_ROUND, "ROW.round")
+    return lease.layout, lease
+
+
+def _check_completion(slot: VerifierSlot, completion: Completion, layout: ReplyLayout) -> None:
+    item = slot.item
+    if item is None or (completion.anchor_position, completion.context_version, completion.prefix_digest) != (
+        item.anchor_position,
+        item.context_version,
+        item.prefix_digest,
+    ):
+        raise RemoteProtocolError(ErrorCode.COMPLETION_MISMATCH, "COMPLETION.anchor_position")
+    if completion.row_count != layout.depth or slot.rows_received != layout.depth:
+        raise RemoteProtocolError(ErrorCode.ROWS_MISSING, "COMPLETION.row_count")
+    if completion.reply_bytes != layout.total_bytes:
+        raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "COMPLETION.reply_bytes")

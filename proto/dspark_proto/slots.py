@@ -1,0 +1,215 @@
+"""The slot ledger: which session, generation and round each slot is in, and the rules a STEP must meet.
+
+Both sides keep the same ledger and apply the same checks; the verifier reports a broken rule as local misuse,
+the drafter as the peer's fault. Invariants: a slot's generation never decreases while the connection object
+lives, a round is used at most once per generation, and context rows are contiguous. Spec: SPEC.md, sections
+"STEP" and "Generations". Called by ``verifier`` and ``drafter``; sends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .buffers import Buffer
+from .digest import EMPTY_DIGEST
+from .errors import LocalProtocolError
+from .hello import Negotiated
+from .limits import GENERATION_MAX, NO_COMMIT
+from .messages import StepItem
+from .prefix import Key
+from .registry import ErrorCode, Lane, SupportPolicy
+from .staging import Lease
+from .states import SLOT, SlotState
+
+_REFUSED_IN: dict[SlotState, ErrorCode] = {
+    SlotState.FREE: ErrorCode.SLOT_NOT_OPEN,
+    SlotState.READY: ErrorCode.SLOT_BUSY,
+    SlotState.AWAITING: ErrorCode.ROUND_UNRESOLVED,
+    SlotState.DORMANT: ErrorCode.SLOT_NEEDS_RESET,
+}
+
+
+def require(condition: bool, code: ErrorCode, where: str, remedy: str = "") -> None:
+    """Raise :class:`LocalProtocolError` unless ``condition`` holds."""
+    if not condition:
+        raise LocalProtocolError(code, where, remedy)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot, as both sides know it. ``round`` is the last round used in this generation, -1 for none.
+
+    ``item`` is the last STEP item; ``replied`` says that its round ended with a valid reply, ``committed``
+    that its outcome was reported. ``context_end`` is the first position whose taps have not been sent.
+    """
+
+    index: int
+    state: SlotState = SlotState.FREE
+    session: int = 0
+    generation: int = 0
+    opened_generation: int = 0
+    support: SupportPolicy = SupportPolicy.K1
+    lane: Lane = Lane.GREEDY
+    context_start: int = 0
+    context_end: int = 0
+    round: int = -1
+    item: StepItem | None = None
+    tap_checksum: bytes = b""
+    replied: bool = False
+    committed: bool = False
+
+    def move(self, action: str, where: str) -> None:
+        """Apply ``action``; a missing table entry is the protocol error."""
+        following = SLOT[self.state].get(action)
+        if following is None:
+            raise LocalProtocolError(_REFUSED_IN[self.state], where, f"the slot is {self.state.value}")
+        self.state = following
+
+    @property
+    def key(self) -> Key:
+        """Key of the round in flight, or of the last one."""
+        return Key(self.index, self.generation, max(self.round, 0))
+
+    @property
+    def reset_count(self) -> int:
+        """Generations since OPEN: the generation field of the random number key."""
+        return self.generation - self.opened_generation
+
+    def next_generation(self) -> int:
+        """The generation that follows. Raises GENERATION_EXHAUSTED at the limit."""
+        require(self.generation < GENERATION_MAX, ErrorCode.GENERATION_EXHAUSTED, "slot", "reconnect")
+        return self.generation + 1
+
+    def begin(self, generation: int, context_start: int) -> None:
+        """Forget every state of older generations."""
+        self.generation = generation
+        self.context_start = self.context_end = context_start
+        self.round, self.item, self.tap_checksum = -1, None, b""
+        self.replied = self.committed = False
+
+    def start_round(self, item: StepItem, tap_checksum: bytes) -> None:
+        """``item`` has passed :func:`check_step`: its round is now unresolved."""
+        self.move("step", "STEP")
+        self.round, self.item, self.tap_checksum = item.round, item, tap_checksum
+        self.context_end = item.anchor_position
+        self.replied = self.committed = False
+
+    def is_retry(self, item: StepItem, tap_checksum: bytes) -> bool:
+        """Whether ``item`` repeats the last STEP item, taps included."""
+        return self.item == item and self.tap_checksum == tap_checksum
+
+
+@dataclass(slots=True, eq=False)
+class VerifierSlot(Slot):
+    """Spark side: the lease and deadline of the unresolved round. ``expired`` is the last timed-out key."""
+
+    lease: Lease | None = None
+    rows_received: int = 0
+    deadline_ns: int = 0
+    expired: Key | None = None
+
+
+@dataclass(slots=True, eq=False)
+class DrafterSlot(Slot):
+    """Worker side: what is known of the tokens, and the preallocated reply frames.
+
+    ``digest`` covers the positions before ``context_end`` (None when the tokens are unknown),
+    ``known_tokens`` are the committed tokens from there on, ``drafted`` the tokens of the last reply.
+    """
+
+    digest: bytes | None = EMPTY_DIGEST
+    known_tokens: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
+    reply_storage: memoryview = field(default=memoryview(b""), repr=False)
+    reply_frames: tuple[memoryview, ...] = ()
+
+
+def check_session(slot: Slot, session: int, where: str) -> None:
+    """The message's session owns the slot."""
+    require(slot.state is not SlotState.FREE, ErrorCode.SLOT_NOT_OPEN, f"{where}.slot", "open it first")
+    require(
+        slot.session == session, ErrorCode.WRONG_SESSION, f"{where}.session", "another session owns the slot"
+    )
+
+
+def check_owner(slot: Slot, session: int, generation: int, where: str) -> None:
+    """The message belongs to the slot's session and current generation."""
+    check_session(slot, session, where)
+    require(
+        slot.generation == generation,
+        ErrorCode.STALE_GENERATION,
+        f"{where}.generation",
+        "use generation(slot)",
+    )
+    require(
+        slot.state is not SlotState.DORMANT, ErrorCode.SLOT_NEEDS_RESET, f"{where}.slot", "reset the slot"
+    )
+
+
+def check_context(slot: Slot, first_position: int) -> None:
+    """CONTEXT rows continue the context, and no round is unresolved."""
+    require(slot.state is SlotState.READY, ErrorCode.ROUND_UNRESOLVED, "CONTEXT.slot", "wait for the reply")
+    require(
+        first_position == slot.context_end,
+        ErrorCode.CONTEXT_GAP,
+        "CONTEXT.first_position",
+        "start at its end",
+    )
+
+
+def check_step(slot: Slot, item: StepItem, terms: Negotiated) -> None:
+    """Everything a new STEP item must meet; its owner has been checked.
+
+    Raises :class:`LocalProtocolError` with the code of the first broken rule.
+    """
+    require(item.round > slot.round, ErrorCode.STALE_ROUND, "STEP.round", "use a round above the last one")
+    require(slot.state is SlotState.READY, ErrorCode.ROUND_UNRESOLVED, "STEP.slot", "wait for the reply")
+    require(
+        item.depth <= terms.max_depth,
+        ErrorCode.DEPTH_OUT_OF_RANGE,
+        "STEP.depth",
+        "use the negotiated maximum",
+    )
+    require(item.lane is slot.lane, ErrorCode.LANE_MISMATCH, "STEP.lane", "use the lane of OPEN")
+    require(item.anchor_token < terms.vocab_size, ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.anchor_token")
+    require(item.commit_token < terms.vocab_size, ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.commit_token")
+    require(
+        item.tap_first == slot.context_end,
+        ErrorCode.CONTEXT_GAP,
+        "STEP.tap_first",
+        "start at the context's end",
+    )
+    anchor = item.tap_first + item.tap_rows
+    require(
+        item.anchor_position == anchor,
+        ErrorCode.ANCHOR_MISMATCH,
+        "STEP.anchor_position",
+        "it follows the taps",
+    )
+    if item.accepted_count != NO_COMMIT:
+        check_commit(slot, item.accepted_count, item.commit_token, item)
+
+
+def check_commit(slot: Slot, accepted_count: int, token: int, following: StepItem | None) -> None:
+    """A commit reports the last replied round once, and agrees with the STEP that carries it."""
+    where = "COMMIT" if following is None else "STEP"
+    last = slot.item
+    if last is None or not slot.replied or slot.committed:
+        raise LocalProtocolError(
+            ErrorCode.COMMIT_MISMATCH, f"{where}.accepted_count", "no round awaits a commit"
+        )
+    if accepted_count > last.depth:
+        raise LocalProtocolError(ErrorCode.COMMIT_MISMATCH, f"{where}.accepted_count", "more than the depth")
+    if following is not None:
+        position = last.anchor_position + accepted_count + 1
+        ahead = following.anchor_position - position
+        agrees = ahead > 0 or (ahead == 0 and following.anchor_token == token)
+        require(
+            agrees, ErrorCode.COMMIT_MISMATCH, "STEP.anchor_position", "the anchor follows what was committed"
+        )
+
+
+def check_taps(taps: Buffer, rows: int, terms: Negotiated, where: str) -> None:
+    """``taps`` holds exactly ``rows`` rows."""
+    expected = rows * terms.tap_row_bytes
+    require(len(taps) == expected, ErrorCode.WRONG_SIZE, f"{where}.taps", f"{rows} rows are {expected} bytes")

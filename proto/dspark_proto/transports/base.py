@@ -1,0 +1,55 @@
+"""The adapter interface between the sans-IO connections and a real transport.
+
+Contract of every transport: a frame arrives whole or not at all; frames of one sender stay in order; ``send``
+has copied or transmitted every byte when it returns, so the caller may reuse the buffers at once; nothing is
+queued for a peer that is not connected. A transport checks no protocol rule and keeps no protocol state. Each
+object belongs to one thread, which may block in ``poll``. Spec: SPEC.md, section "Transports".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..buffers import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFrame:
+    """A frame and who sent it. ``peer`` is opaque, and new for every connection of a peer."""
+
+    peer: bytes
+    frame: memoryview = field(repr=False)
+
+
+class ClientTransport(Protocol):
+    """Spark's end: one connection to one worker."""
+
+    def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        """Send ``frames`` in order. False, with nothing sent, when the peer is absent or its queue full."""
+
+    def poll(self, timeout_ms: int) -> list[memoryview]:
+        """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
+
+    def close(self) -> None:
+        """Drop the connection and everything queued."""
+
+
+class ServerTransport(Protocol):
+    """A worker's end: many verifiers."""
+
+    @property
+    def endpoint(self) -> str:
+        """The bound address."""
+
+    def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        """Send ``frames`` to ``peer`` in order. False, and nothing sent, when it is absent or its queue is
+        full.
+        """
+
+    def poll(self, timeout_ms: int) -> list[PeerFrame]:
+        """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
+
+    def close(self) -> None:
+        """Stop listening and drop everything queued."""

@@ -1,0 +1,834 @@
+"""Rounds, leases and generations: both connections joined in memory, read top to bottom as a protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dspark_proto import (
+    NO_COMMIT,
+    Cause,
+    Checksum,
+    CreditGranted,
+    Draining,
+    DrafterState,
+    ErrorCode,
+    Key,
+    Lane,
+    LeaseState,
+    LocalProtocolError,
+    PeerError,
+    PeerSilent,
+    PongReceived,
+    Scope,
+    SlotCancelled,
+    SlotClosed,
+    SlotCommitted,
+    SlotFailed,
+    SlotReset,
+    SlotState,
+    StatsReceived,
+    StepFailed,
+    StepTimedOut,
+    SupportPolicy,
+    VerifierState,
+    decode_frame,
+    encode_frame,
+)
+from dspark_proto.messages import Commit, Completion, ErrorMessage, Ping, Pong, Stats
+from wire_pairs import MS, SESSION, Pair, connect, digest_of, parameters, reply_arrays, taps
+
+STEP_DEADLINE = 1000 * MS
+
+
+@pytest.fixture
+def pair() -> Pair:
+    """Connected, with slot 0 open in the ratio lane."""
+    joined = connect()
+    joined.open(0)
+    return joined
+
+
+def counted(counters: dict[str, int]) -> dict[str, int]:
+    """The causes that occurred."""
+    return {name: count for name, count in counters.items() if count}
+
+
+def tokens_bytes(*tokens: int) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in tokens)
+
+
+def test_a_request_from_open_to_close(pair: Pair) -> None:
+    prompt = (1, 2, 3)
+    opened = pair.drafter_events[-1]
+    assert (opened.seed, opened.support, opened.lane, opened.generation) == (-5, SupportPolicy.K32, Lane.RATIO, 1)
+
+    sent = pair.verifier.context(0, 0, 3, taps(3), tokens_bytes(*prompt))
+    (context,) = pair.up(*sent.frames)
+    assert (context.first_position, context.rows, bytes(context.taps)) == (0, 3, taps(3))
+    assert bytes(context.token_ids) == tokens_bytes(*prompt)
+
+    first = pair.item(1, tap_rows=0, anchor_token=4, prefix_digest=digest_of(*prompt))
+    (item,) = pair.step(first)
+    (ready,) = pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))
+    assert (ready.slot, ready.session, ready.generation, ready.round) == (0, SESSION, 1, 1)
+    assert (ready.anchor_position, ready.tokens, ready.entries) == (3, (9,) * 5, (1,) * 5)
+    assert len(ready.ids) == len(ready.q) == 5 * 32 * 4
+    assert ready.ids.readonly
+    assert ready.lease.key == Key(0, 1, 1)
+    ready.lease.release()
+
+    second = pair.item(
+        2, tap_rows=3, anchor_token=5, prefix_digest=digest_of(*prompt, 4, 9, 9), accepted_count=2, commit_token=5
+    )
+    (item,) = pair.step(second)
+    assert (item.accepted_count, item.commit_token, bytes(item.taps)) == (2, 5, taps(3))
+    (ready,) = pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))
+    assert ready.anchor_position == 6
+    ready.lease.release()
+
+    committed = digest_of(*prompt, 4, 9, 9, 5, *(9,) * 5)
+    assert pair.up(pair.verifier.commit(0, 5, 8, committed)) == [
+        SlotCommitted(0, SESSION, 1, 2, accepted_count=5, token=8, position=12)
+    ]
+    assert pair.up(pair.verifier.close(0)) == [SlotClosed(0, SESSION, Cause.FINISHED)]
+    assert counted(pair.verifier.counters) == counted(pair.drafter.counters) == {}
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.FREE) == 4
+
+
+def test_several_requests_ride_in_one_step(pair: Pair) -> None:
+    pair.open(1, session=78, support=SupportPolicy.K1, lane=Lane.GREEDY)
+    items = pair.step(pair.item(1), pair.item(1, slot=1, session=78, depth=2, lane=Lane.GREEDY, tap_rows=0))
+    assert [item.slot for item in items] == [0, 1]
+    frames = [*pair.drafter.reply(items[1], **reply_arrays(2, 1)), *pair.drafter.reply(items[0], **reply_arrays())]
+    greedy, ratio = pair.down(*frames)
+    assert (greedy.slot, greedy.depth, greedy.support, len(greedy.q)) == (1, 2, 1, 8)
+    assert (ratio.slot, ratio.depth, ratio.support) == (0, 5, 32)
+
+
+def test_step_may_be_encoded_into_a_preallocated_buffer(pair: Pair) -> None:
+    out = memoryview(bytearray(4096))
+    frame = pair.verifier.step([pair.item(1)], 0, out)
+    assert frame.obj is out.obj
+    assert pair.up(frame)[0].items[0].round == 1
+
+
+def test_reply_length_does_not_depend_on_what_was_drafted(pair: Pair) -> None:
+    lengths = set()
+    for round_, token in enumerate((0, 127, 128, 255, 256, 999)):
+        (item,) = pair.step(pair.item(round_))
+        frames = pair.drafter.reply(item, **(reply_arrays(token=token) | {"entries": [round_ + 1] * 5}))
+        lengths.add(tuple(len(frame) for frame in frames) + (decode_frame(frames[0]).prefix.control_bytes,))
+        pair.down(*frames)[0].lease.release()
+    assert len(lengths) == 1
+
+
+# Retries
+
+
+def test_identical_step_again_returns_the_cached_bytes(pair: Pair) -> None:
+    item = pair.item(1)
+    frame = pair.verifier.step([item], 0)
+    assert bytes(pair.verifier.step([item], 5)) == bytes(frame)
+    (arrived,) = pair.up(frame)[0].items
+    assert pair.up(frame) == []
+    assert pair.drafter.frames_to_send() == []
+    reply = [bytes(one) for one in pair.drafter.reply(arrived, **reply_arrays())]
+    assert pair.up(frame) == []
+    assert [bytes(one) for one in pair.drafter.frames_to_send()] == reply
+    assert pair.drafter.counters["duplicate"] == 2
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.LEASED) == 1
+
+
+@pytest.mark.parametrize("change", [{"depth": 4}, {"anchor_token": 43}, {"prefix_digest": bytes(8)}, {"taps": taps(1, 2)}])
+def test_same_key_with_other_content_is_refused_and_nothing_is_redrawn(pair: Pair, change: dict[str, Any]) -> None:
+    item = pair.item(1)
+    twin = connect()
+    twin.open(0)
+    other = twin.verifier.step([replace(item, **change)], 0)
+    (arrived,) = pair.step(item)
+    assert pair.up(other) == []
+    (failed,) = pair.settle()
+    assert (failed.code, failed.needs_reset) == (ErrorCode.ROUND_KEY_REUSED, True)
+    assert pair.drafter.reply(arrived, **reply_arrays()) == []
+
+
+def test_local_change_under_a_used_key_is_misuse(pair: Pair) -> None:
+    item = pair.item(1)
+    pair.verifier.step([item], 0)
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.verifier.step([replace(item, depth=4)], 0)
+    assert caught.value.code is ErrorCode.STALE_ROUND
+
+
+# Watchdog
+
+
+def test_timeout_bumps_the_generation_before_the_lease_can_be_reused(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    late = [bytes(frame) for frame in pair.drafter.reply(item, **reply_arrays())]
+    assert pair.verifier.expire(STEP_DEADLINE - 1) == []
+    pair.verifier.frames_to_send()
+    (event,) = pair.verifier.expire(STEP_DEADLINE)
+    assert event == StepTimedOut(0, SESSION, generation=1, new_generation=2, round=1)
+    assert pair.verifier.generation(0) == 2
+    assert pair.verifier.reset_count(0) == 1
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.FREE) == 4
+    assert pair.down(*late) == []
+    assert counted(pair.verifier.counters) == {"step_timed_out": 1, "late": 2}
+
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.verifier.step([pair.item(2)], 0)
+    assert caught.value.code is ErrorCode.SLOT_NEEDS_RESET
+    assert pair.up(pair.verifier.reset(0, Cause.ROUND_TIMED_OUT, context_start=4)) == [
+        SlotReset(0, SESSION, generation=3, cause=Cause.ROUND_TIMED_OUT, context_start=4)
+    ]
+    assert pair.verifier.reset_count(0) == pair.drafter.reset_count(0) == 2
+    assert pair.verifier.context_end(0) == 4
+    (item,) = pair.step(pair.item(1))
+    assert pair.down(*late) == []
+    (ready,) = pair.down(*pair.drafter.reply(item, **reply_arrays()))
+    assert (ready.generation, ready.anchor_position) == (3, 5)
+
+
+def test_direct_transport_keeps_the_block_quarantined_until_it_confirms() -> None:
+    pair = connect(direct_receive=True)
+    pair.open(0)
+    pair.step(pair.item(1))
+    pair.verifier.expire(STEP_DEADLINE)
+    staging = pair.verifier.staging
+    assert staging is not None
+    assert staging.count(LeaseState.QUARANTINED) == 1
+    pair.up(pair.verifier.reset(0, Cause.ROUND_TIMED_OUT))
+    pair.verifier.step([pair.item(1)], 0)
+    assert staging.count(LeaseState.FREE) == 2
+    pair.verifier.cancel_confirmed(Key(0, 1, 1))
+    assert staging.count(LeaseState.FREE) == 3
+
+
+def test_next_deadline_is_the_earliest(pair: Pair) -> None:
+    assert pair.verifier.next_deadline_ns() == 1000 * MS
+    pair.now_ns = 100 * MS
+    quick = connect(parameters(1, step_deadline_ms=20))
+    quick.open(0)
+    quick.verifier.step([quick.item(1)], 100 * MS)
+    assert quick.verifier.next_deadline_ns() == 120 * MS
+
+
+# Stale, duplicate, foreign and corrupt replies
+
+
+def reply_frames(pair: Pair, round_: int = 1) -> list[bytearray]:
+    (item,) = pair.step(pair.item(round_))
+    return [bytearray(frame) for frame in pair.drafter.reply(item, **reply_arrays())]
+
+
+def test_replies_to_dead_generations_and_rounds_are_dropped_from_the_prefix(pair: Pair) -> None:
+    row, completion = reply_frames(pair)
+    row[100] ^= 1  # would be a control fault, were it decoded
+    pair.up(pair.verifier.reset(0, Cause.PREEMPTED))
+    assert pair.down(row, completion) == []
+    assert counted(pair.verifier.counters) == {"stale_generation": 2}
+    (item,) = pair.step(pair.item(7))
+    frames = [bytes(frame) for frame in pair.drafter.reply(item, **reply_arrays())]
+    assert pair.down(*frames)
+    assert pair.down(*frames) == []
+    assert counted(pair.verifier.counters) == {"stale_generation": 2, "duplicate": 2}
+    (item,) = pair.step(pair.item(8))
+    assert pair.down(*frames) == []
+    assert counted(pair.verifier.counters) == {"stale_generation": 2, "duplicate": 2, "stale_round": 2}
+    pair.up(pair.verifier.close(0))
+    assert pair.down(*frames) == []
+    assert pair.verifier.counters["slot_not_open"] == 2
+
+
+def test_duplicate_row_does_not_hurt_the_round(pair: Pair) -> None:
+    row, completion = reply_frames(pair)
+    assert pair.down(row, row) == []
+    assert pair.verifier.counters["duplicate"] == 1
+    assert len(pair.down(completion)) == 1
+
+
+@pytest.mark.parametrize(
+    ("frame", "offset", "code"),
+    [
+        (0, 60, ErrorCode.BAD_CONTROL_CRC),
+        (0, -1, ErrorCode.BAD_PADDING),
+        (0, -1344 + 64, ErrorCode.BAD_BODY_CHECKSUM),
+        (1, 60, ErrorCode.BAD_CONTROL_CRC),
+        (1, -1, ErrorCode.BAD_PADDING),
+    ],
+)
+def test_corruption_discards_the_whole_proposal_and_the_slot_goes_on(
+    pair: Pair, frame: int, offset: int, code: ErrorCode
+) -> None:
+    frames = reply_frames(pair)
+    frames[frame][offset] ^= 0x40
+    events = pair.down(*frames)
+    assert events == [StepFailed(0, SESSION, 1, 1, code, needs_reset=False)]
+    assert pair.verifier.counters[code.counter] == 1
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.FREE) == 4
+    (item,) = pair.step(pair.item(2, accepted_count=NO_COMMIT))
+    (ready,) = pair.down(*pair.drafter.reply(item, **reply_arrays()))
+    assert ready.round == 2
+
+
+def test_damaged_prefix_is_counted_and_the_round_times_out(pair: Pair) -> None:
+    row, completion = reply_frames(pair)
+    row[25] ^= 1
+    assert pair.down(row) == []
+    assert pair.verifier.counters["bad_prefix_crc"] == 1
+    assert pair.down(completion) == [StepFailed(0, SESSION, 1, 1, ErrorCode.ROWS_MISSING, needs_reset=False)]
+
+
+def test_truncated_frame(pair: Pair) -> None:
+    row, _ = reply_frames(pair)
+    (failed,) = pair.down(row[:-64])
+    assert failed.code is ErrorCode.WRONG_SIZE
+    assert pair.down(b"") == []
+
+
+def rebuilt(frame: bytearray, key: Key | None = None, **changes: Any) -> memoryview:
+    """A reply frame with some control fields changed, checksums right."""
+    decoded = decode_frame(frame)
+    message = replace(decoded.message, **changes)  # type: ignore[type-var]
+    return encode_frame(message, key or decoded.prefix.key, decoded.bodies)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"anchor_position": 99}, ErrorCode.COMPLETION_MISMATCH),
+        ({"context_version": 1}, ErrorCode.COMPLETION_MISMATCH),
+        ({"prefix_digest": bytes(8)}, ErrorCode.COMPLETION_MISMATCH),
+        ({"row_count": 4}, ErrorCode.ROWS_MISSING),
+        ({"reply_bytes": 1359}, ErrorCode.WRONG_SIZE),
+        ({"reply_checksum": bytes(8)}, ErrorCode.BAD_REPLY_CHECKSUM),
+    ],
+)
+def test_completion_must_answer_the_step(pair: Pair, changes: dict[str, Any], code: ErrorCode) -> None:
+    row, completion = reply_frames(pair)
+    (failed,) = pair.down(row, rebuilt(completion, **changes))
+    assert (failed.code, failed.needs_reset) == (code, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"depth": 4}, ErrorCode.WRONG_SIZE),
+        ({"support": 16}, ErrorCode.WRONG_SIZE),
+        ({"first_row": 1}, ErrorCode.ROWS_MISSING),
+        ({"row_count": 4}, ErrorCode.BAD_DESCRIPTOR),
+    ],
+)
+def test_row_must_fit_the_step(pair: Pair, changes: dict[str, Any], code: ErrorCode) -> None:
+    row, _ = reply_frames(pair)
+    (failed,) = pair.down(rebuilt(row, **changes))
+    assert failed.code is code
+
+
+@pytest.mark.parametrize(("changes", "counter"), [({"epoch": 9}, "wrong_epoch"), ({"session": 9}, "wrong_session")])
+def test_reply_of_another_epoch_or_session_is_dropped(pair: Pair, changes: dict[str, Any], counter: str) -> None:
+    row, completion = reply_frames(pair)
+    assert pair.down(rebuilt(row, **changes), rebuilt(completion, **changes)) == []
+    assert pair.verifier.counters[counter] == 2
+    assert len(pair.down(row, completion)) == 1
+
+
+def test_a_row_record_that_passes_its_checksums_is_still_checked(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    frames = pair.drafter.reply(item, **reply_arrays())
+    row = decode_frame(frames[0])
+    records = bytearray(row.bodies[0])
+    records[8] ^= 1
+    from dspark_proto.frame import describe
+
+    body = row.message.bodies[0]  # type: ignore[attr-defined]
+    fixed = describe(body.kind, body.dtype, body.rows, body.entries, records, Checksum.XXH3_64)
+    message = replace(row.message, bodies=(fixed, *row.message.bodies[1:]))  # type: ignore[type-var,attr-defined]
+    (failed,) = pair.down(encode_frame(message, row.prefix.key, [records, *row.bodies[1:]]), frames[1])
+    assert failed.code is ErrorCode.BAD_REPLY_CHECKSUM
+
+
+def test_body_checksum_of_another_kind_than_negotiated(pair: Pair) -> None:
+    row, _ = reply_frames(pair)
+    bodies = tuple(replace(body, checksum_kind=Checksum.CRC32C) for body in decode_frame(row).message.bodies)  # type: ignore[attr-defined]
+    decoded = decode_frame(row)
+    frame = encode_frame(replace(decoded.message, bodies=bodies), decoded.prefix.key, decoded.bodies)  # type: ignore[type-var]
+    (failed,) = pair.down(frame)
+    assert failed.code is ErrorCode.BAD_DESCRIPTOR
+
+
+def test_messages_out_of_place_are_counted(pair: Pair) -> None:
+    completion = Completion(SESSION, 200, 0, 0, bytes(8), 0, 0, 0, bytes(8))
+    assert pair.down(encode_frame(Ping(200, 1), Key(0, 1, 1))) == []
+    assert pair.down(encode_frame(completion, Key(99, 1, 1))) == []
+    assert pair.down(encode_frame(completion)) == []
+    assert pair.down(encode_frame(Commit(1, 0, 0, 0, bytes(8)), Key(0, 1, 1))) == []
+    assert pair.down(encode_frame(Stats(200))) == []
+    assert counted(pair.verifier.counters) == {"unexpected_message": 4, "slot_out_of_range": 1}
+    assert pair.up(encode_frame(completion, Key(0, 1, 1))) == []
+    assert counted(pair.drafter.counters) == {"unexpected_message": 1}
+
+
+# Failures that the worker reports
+
+
+def test_a_failed_draft_ends_the_generation(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    events = pair.down(*pair.drafter.fail(item, ErrorCode.DRAFT_NOT_FINITE))
+    assert events == [StepFailed(0, SESSION, 1, 1, ErrorCode.DRAFT_NOT_FINITE, needs_reset=True)]
+    assert pair.drafter.fail(item) == []
+    assert pair.verifier.slot_state(0) is SlotState.DORMANT
+    pair.up(pair.verifier.reset(0, Cause.REPLY_REFUSED))
+    assert pair.step(pair.item(1))
+
+
+def test_unknown_status_counts_as_a_failed_draft(pair: Pair) -> None:
+    row, completion = reply_frames(pair)
+    (failed,) = pair.down(row, rebuilt(completion, status=250))
+    assert (failed.code, failed.needs_reset) == (ErrorCode.DRAFT_FAILED, True)
+
+
+def error_frame(code: ErrorCode, scope: Scope, key: Key | None = None) -> memoryview:
+    message = ErrorMessage(code, scope, SESSION, "test")
+    return encode_frame(message) if key is None else encode_frame(message, key)
+
+
+def test_errors_end_what_their_scope_says(pair: Pair) -> None:
+    key = Key(0, 1, 1)
+    assert pair.down(error_frame(ErrorCode.BAD_FIELD, Scope.FRAME, key)) == [
+        PeerError(ErrorCode.BAD_FIELD, Scope.FRAME, "test")
+    ]
+    pair.step(pair.item(1))
+    (failed,) = pair.down(error_frame(ErrorCode.BAD_FIELD, Scope.ROUND, key))
+    assert failed == StepFailed(0, SESSION, 1, 1, ErrorCode.BAD_FIELD, needs_reset=False)
+    assert isinstance(pair.down(error_frame(ErrorCode.BAD_FIELD, Scope.ROUND, key))[0], PeerError)
+    assert pair.down(error_frame(ErrorCode.CONTEXT_GAP, Scope.SLOT, key)) == [
+        SlotFailed(0, SESSION, 1, 2, ErrorCode.CONTEXT_GAP)
+    ]
+    assert pair.down(error_frame(ErrorCode.CONTEXT_GAP, Scope.SLOT, Key(0, 2, 0))) == []
+    assert pair.verifier.state is VerifierState.ACTIVE
+    assert pair.down(error_frame(ErrorCode.BAD_FIELD, Scope.SLOT))
+    (lost,) = pair.down(error_frame(ErrorCode.HELLO_REQUIRED, Scope.CONNECTION, Key(0, 2, 0)))
+    assert lost.scope is Scope.CONNECTION
+    assert pair.verifier.state is VerifierState.LOST
+
+
+def test_the_worker_counts_errors_it_is_told(pair: Pair) -> None:
+    (event,) = pair.up(error_frame(ErrorCode.BAD_FIELD, Scope.FRAME))
+    assert event.code is ErrorCode.BAD_FIELD
+    assert pair.drafter.frames_to_send() == []
+
+
+# What the worker checks
+
+
+def corrupted(frame: memoryview, offset: int) -> bytearray:
+    copy = bytearray(frame)
+    copy[offset] ^= 0x20
+    return copy
+
+
+@pytest.mark.parametrize(("offset", "code"), [(60, ErrorCode.BAD_CONTROL_CRC), (-64, ErrorCode.BAD_BODY_CHECKSUM)])
+def test_a_step_that_cannot_be_used_fails_the_slot_at_once(pair: Pair, offset: int, code: ErrorCode) -> None:
+    frame = pair.verifier.step([pair.item(1)], 0)
+    assert pair.up(corrupted(frame, offset)) == []
+    (failed,) = pair.settle()
+    assert (failed.code, failed.needs_reset) == (code, True)
+    assert pair.up(frame) == []
+    assert pair.drafter.counters["slot_needs_reset"] == 1
+    pair.up(pair.verifier.reset(0, Cause.REPLY_REFUSED))
+    assert pair.step(pair.item(1))
+
+
+def test_one_bad_item_does_not_hurt_its_batch(pair: Pair) -> None:
+    pair.open(1, session=78)
+    frame = pair.verifier.step([pair.item(1), pair.item(1, slot=1, session=78)], 0)
+    (event,) = pair.up(corrupted(frame, -64))
+    assert [item.slot for item in event.items] == [0]
+    (failed,) = pair.settle()
+    assert (failed.slot, failed.code) == (1, ErrorCode.BAD_BODY_CHECKSUM)
+
+
+def test_a_batch_that_cannot_be_attributed_times_out(pair: Pair) -> None:
+    pair.open(1, session=78)
+    frame = pair.verifier.step([pair.item(1), pair.item(1, slot=1, session=78)], 0)
+    assert pair.up(corrupted(frame, 60)) == []
+    assert pair.settle() == []
+    assert [type(event) for event in pair.verifier.expire(STEP_DEADLINE)] == [StepTimedOut, StepTimedOut]
+
+
+def test_lost_context_is_a_gap_that_fails_the_slot(pair: Pair) -> None:
+    first, second = (pair.verifier.context(0, position, 1, taps(1)).frames[0] for position in (0, 1))
+    assert pair.up(second) == []
+    (failed,) = pair.settle()
+    assert failed == SlotFailed(0, SESSION, 1, 2, ErrorCode.CONTEXT_GAP)
+    assert pair.up(first) == []
+
+
+def forged(pair: Pair, **changes: Any) -> memoryview:
+    """A STEP that our own verifier would refuse to send."""
+    from dspark_proto.frame import describe
+    from dspark_proto.messages import Step
+    from dspark_proto.registry import BodyKind, Dtype
+
+    item = replace(pair.item(1), **changes)
+    body = describe(BodyKind.TAPS, Dtype.BF16, 1, 24, item.taps, Checksum.XXH3_64)
+    return encode_frame(Step((item,), (body,)), Key(item.slot, item.generation, item.round), [item.taps])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"depth": 6}, ErrorCode.DEPTH_OUT_OF_RANGE),
+        ({"lane": Lane.GREEDY}, ErrorCode.LANE_MISMATCH),
+        ({"anchor_token": 1000}, ErrorCode.TOKEN_OUT_OF_RANGE),
+        ({"commit_token": 1000}, ErrorCode.TOKEN_OUT_OF_RANGE),
+        ({"tap_first": 1}, ErrorCode.CONTEXT_GAP),
+        ({"anchor_position": 3}, ErrorCode.ANCHOR_MISMATCH),
+        ({"accepted_count": 0}, ErrorCode.COMMIT_MISMATCH),
+        ({"taps": taps(1)[:-2]}, ErrorCode.BAD_DESCRIPTOR),
+    ],
+)
+def test_a_step_that_breaks_a_rule_fails_the_slot(pair: Pair, changes: dict[str, Any], code: ErrorCode) -> None:
+    assert pair.up(forged(pair, **changes)) == []
+    (failed,) = pair.settle()
+    assert failed == SlotFailed(0, SESSION, 1, 2, code)
+    with pytest.raises(LocalProtocolError):
+        pair.verifier.step([replace(pair.item(1), **changes)], 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counter"),
+    [
+        ({"session": 9}, "wrong_session"),
+        ({"generation": 7}, "stale_generation"),
+        ({"slot": 2}, "slot_not_open"),
+    ],
+)
+def test_a_step_of_someone_else_is_dropped(pair: Pair, changes: dict[str, Any], counter: str) -> None:
+    assert pair.up(forged(pair, **changes)) == []
+    assert pair.drafter.frames_to_send() == []
+    assert counted(pair.drafter.counters) == {counter: 1}
+
+
+def test_slot_out_of_range_is_answered(pair: Pair) -> None:
+    assert pair.up(forged(pair, slot=9)) == []
+    (error,) = (decode_frame(frame).message for frame in pair.drafter.frames_to_send())
+    assert (error.code, error.scope) == (ErrorCode.SLOT_OUT_OF_RANGE, Scope.SESSION)  # type: ignore[attr-defined]
+
+
+def test_wrong_digest_is_found_where_the_tokens_are_known(pair: Pair) -> None:
+    pair.up(*pair.verifier.context(0, 0, 2, taps(2), tokens_bytes(1, 2)).frames)
+    pair.up(pair.verifier.step([pair.item(1, tap_rows=0, prefix_digest=digest_of(1, 3))], 0))
+    (failed,) = pair.settle()
+    assert failed.code is ErrorCode.DIGEST_MISMATCH
+
+
+def test_wrong_commit_history_is_found_by_the_digest(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1, tap_rows=0, prefix_digest=digest_of()))
+    pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))[0].lease.release()
+    wrong = pair.item(
+        2, tap_rows=2, anchor_token=5, accepted_count=1, commit_token=5, prefix_digest=digest_of(42, 8)
+    )
+    pair.up(pair.verifier.step([wrong], 0))
+    (failed,) = pair.settle()
+    assert failed.code is ErrorCode.DIGEST_MISMATCH
+
+
+def test_target_only_tokens_in_between_may_be_streamed_as_context(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1, tap_rows=0, prefix_digest=digest_of()))
+    pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))[0].lease.release()
+    pair.up(*pair.verifier.context(0, 0, 3, taps(3), tokens_bytes(42, 9, 5)).frames)
+    follow = pair.item(
+        2, tap_rows=1, anchor_token=6, accepted_count=1, commit_token=5, prefix_digest=digest_of(42, 9, 5, 6)
+    )
+    assert pair.step(follow)
+    assert pair.verifier.context_end(0) == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accepted_count": 6, "commit_token": 5},
+        {"accepted_count": 1, "commit_token": 6},
+        {"accepted_count": 2, "commit_token": 5},
+    ],
+)
+def test_commit_that_does_not_fit_is_misuse(pair: Pair, changes: dict[str, Any]) -> None:
+    (item,) = pair.step(pair.item(1))
+    pair.down(*pair.drafter.reply(item, **reply_arrays()))
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.verifier.step([pair.item(2, tap_rows=2, anchor_token=5, **changes)], 0)
+    assert caught.value.code is ErrorCode.COMMIT_MISMATCH
+
+
+def test_commit_is_reported_once_and_its_repetition_ignored(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1, tap_rows=0, prefix_digest=digest_of()))
+    pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))
+    frame = pair.verifier.commit(0, 1, 5, digest_of(42, 9))
+    assert pair.up(frame) == [SlotCommitted(0, SESSION, 1, 1, 1, 5, 2)]
+    assert pair.up(frame) == []
+    assert counted(pair.drafter.counters) == {"duplicate": 1}
+    with pytest.raises(LocalProtocolError):
+        pair.verifier.commit(0, 1, 5, digest_of(42, 9))
+    (item,) = pair.step(pair.item(2, tap_rows=2, anchor_token=5, prefix_digest=digest_of(42, 9)))
+    assert pair.drafter.frames_to_send() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "round_", "code"),
+    [
+        ({"position": 3}, 1, ErrorCode.COMMIT_MISMATCH),
+        ({"token": 1000}, 1, ErrorCode.TOKEN_OUT_OF_RANGE),
+        ({"prefix_digest": bytes(8)}, 1, ErrorCode.DIGEST_MISMATCH),
+        ({"accepted_count": 6, "position": 7}, 1, ErrorCode.COMMIT_MISMATCH),
+        ({}, 2, ErrorCode.STALE_ROUND),
+    ],
+)
+def test_commit_faults(pair: Pair, changes: dict[str, Any], round_: int, code: ErrorCode) -> None:
+    (item,) = pair.step(pair.item(1, tap_rows=0, prefix_digest=digest_of()))
+    pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))
+    message = replace(Commit(SESSION, 1, 5, 2, digest_of(42, 9)), **changes)
+    assert pair.up(encode_frame(message, Key(0, 1, round_))) == []
+    assert counted(pair.drafter.counters) == {code.counter: 1}
+
+
+# Leases of slots
+
+
+def test_cancel_leaves_the_slot_dormant_until_reset(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    assert pair.up(pair.verifier.cancel(0, Cause.CLIENT_GONE)) == [
+        SlotCancelled(0, SESSION, 2, Cause.CLIENT_GONE)
+    ]
+    assert pair.drafter.reply(item, **reply_arrays()) == []
+    assert pair.drafter.counters["stale_generation"] == 1
+    with pytest.raises(LocalProtocolError):
+        pair.verifier.context(0, 0, 1, taps(1))
+    pair.up(pair.verifier.reset(0, Cause.PREEMPTED))
+    assert pair.step(pair.item(1))
+
+
+def test_open_on_a_live_slot_is_refused_and_the_slot_survives(pair: Pair) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.open(0)
+    assert caught.value.code is ErrorCode.SLOT_BUSY
+    twin = connect()
+    twin.open(0)
+    twin.up(twin.verifier.close(0))
+    foreign = twin.verifier.open(0, 99, seed=0, support=SupportPolicy.K1, lane=Lane.MATCH)
+    assert pair.up(foreign) == []
+    assert pair.drafter.counters["slot_busy"] == 1
+    assert pair.settle() == []
+    assert pair.step(pair.item(1))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"support": SupportPolicy.K256}, {"seed": 2**63}, {"choice": 256}, {"draft_temperature_micro": -1}]
+)
+def test_open_out_of_range_changes_nothing(changes: dict[str, Any]) -> None:
+    pair = connect()
+    with pytest.raises(LocalProtocolError):
+        pair.open(0, **changes)
+    assert pair.verifier.slot_state(0) is SlotState.FREE
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_only_negotiated_lanes_may_be_opened(lanes: int) -> None:
+    from wire_pairs import compatibility
+
+    compat = compatibility(lanes=lanes)
+    pair = connect(parameters(1, compat), parameters(2, compat))
+    for lane in Lane:
+        if 1 << (lane - 1) != lanes:
+            with pytest.raises(LocalProtocolError) as caught:
+                pair.open(0, lane=lane)
+            assert caught.value.code is ErrorCode.LANE_MISMATCH
+
+
+def test_close_with_a_round_in_flight_frees_everything(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    pair.up(pair.verifier.close(0, Cause.CLIENT_GONE))
+    assert pair.drafter.reply(item, **reply_arrays()) == []
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.FREE) == 4
+    pair.open(0, session=5)
+    assert pair.verifier.generation(0) == 3
+
+
+def test_stale_reset_is_dropped(pair: Pair) -> None:
+    first = pair.verifier.reset(0, Cause.PREEMPTED)
+    pair.up(pair.verifier.reset(0, Cause.PREEMPTED))
+    assert pair.up(first) == []
+    assert counted(pair.drafter.counters) == {"stale_generation": 1}
+
+
+def test_misuse_of_slots(pair: Pair) -> None:
+    calls = [
+        (lambda: pair.verifier.reset(1, Cause.PREEMPTED), ErrorCode.SLOT_NOT_OPEN),
+        (lambda: pair.verifier.cancel(4, Cause.PREEMPTED), ErrorCode.SLOT_OUT_OF_RANGE),
+        (lambda: pair.verifier.commit(0, 0, 0, bytes(8)), ErrorCode.COMMIT_MISMATCH),
+        (lambda: pair.verifier.step([pair.item(1), pair.item(2)], 0), ErrorCode.ROUND_UNRESOLVED),
+        (lambda: pair.verifier.step([pair.item(1, session=9)], 0), ErrorCode.WRONG_SESSION),
+        (lambda: pair.verifier.step([pair.item(1, taps=b"")], 0), ErrorCode.WRONG_SIZE),
+        (lambda: pair.verifier.context(0, 1, 1, taps(1)), ErrorCode.CONTEXT_GAP),
+        (lambda: pair.verifier.context(0, 0, 2, taps(1)), ErrorCode.WRONG_SIZE),
+        (lambda: pair.verifier.context(0, 0, 1, taps(1), b"x"), ErrorCode.WRONG_SIZE),
+    ]
+    for call, code in calls:
+        with pytest.raises(LocalProtocolError) as caught:
+            call()
+        assert caught.value.code is code
+    assert pair.step(pair.item(1))
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.verifier.context(0, 1, 1, taps(1))
+    assert caught.value.code is ErrorCode.ROUND_UNRESOLVED
+
+
+def test_a_failing_item_leaves_the_whole_batch_unsent(pair: Pair) -> None:
+    pair.open(1, session=78)
+    with pytest.raises(LocalProtocolError):
+        pair.verifier.step([pair.item(1), pair.item(1, slot=1, session=78, depth=6)], 0)
+    assert pair.verifier.slot_state(0) is SlotState.READY
+    assert pair.verifier.staging is not None
+    assert pair.verifier.staging.count(LeaseState.FREE) == 4
+
+
+def test_staging_bounds_the_rounds_in_flight() -> None:
+    pair = connect(parameters(1, max_in_flight=2))
+    for slot in range(3):
+        pair.open(slot, session=slot)
+    pair.step(*(pair.item(1, slot=slot, session=slot) for slot in range(2)))
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.verifier.step([pair.item(1, slot=2, session=2)], 0)
+    assert caught.value.code is ErrorCode.STAGING_EXHAUSTED
+
+
+def test_reply_misuse_changes_nothing(pair: Pair) -> None:
+    (item,) = pair.step(pair.item(1))
+    for changes in ({"tokens": [7]}, {"q": b""}, {"tokens": [1000] * 5}):
+        with pytest.raises(LocalProtocolError):
+            pair.drafter.reply(item, **(reply_arrays() | changes))
+    assert pair.drafter.reply(item, **reply_arrays())
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.drafter.reply(item, **reply_arrays())
+    assert caught.value.code is ErrorCode.DUPLICATE
+
+
+# Credit, heartbeat, drain, stats
+
+
+def test_context_is_chunked_and_waits_for_credit() -> None:
+    pair = connect(parameters(1, context_credit_rows=8))
+    pair.open(0)
+    sent = pair.verifier.context(0, 0, 20, taps(20))
+    assert sent.rows == 8
+    assert pair.verifier.context(0, 8, 12, taps(12)).rows == 0
+    pair.up(*sent.frames)
+    pair.drafter.context_consumed(1)
+    assert pair.settle() == []
+    pair.drafter.context_consumed(3)
+    assert pair.settle() == [CreditGranted(4)]
+    assert pair.verifier.context(0, 8, 12, taps(12)).rows == 4
+    with pytest.raises(LocalProtocolError):
+        pair.drafter.context_consumed(5)
+
+
+def test_large_context_is_sent_in_bounded_frames() -> None:
+    from wire_pairs import compatibility
+
+    compat = compatibility(tap_width=4096)
+    pair = connect(parameters(1, compat), parameters(2, compat))
+    pair.open(0)
+    rows, width = 100, compat.tap_row_bytes
+    sent = pair.verifier.context(0, 0, rows, bytes(rows * width))
+    assert [decode_frame(frame).message.rows for frame in sent.frames] == [42, 42, 16]  # type: ignore[attr-defined]
+    assert [event.first_position for event in pair.up(*sent.frames)] == [0, 42, 84]
+
+
+def test_more_context_than_credit_is_refused(pair: Pair) -> None:
+    greedy = connect(parameters(1), parameters(2, context_credit_rows=2))
+    greedy.open(0)
+    assert greedy.up(*pair.verifier.context(0, 0, 3, taps(3)).frames) == []
+    assert greedy.drafter.counters["credit_exceeded"] == 1
+
+
+def test_heartbeat_pings_and_load(pair: Pair) -> None:
+    pair.drafter.load_permille = 250
+    assert pair.verifier.expire(1000 * MS) == []
+    assert pair.settle() == [PongReceived(1, 250)]
+    pair.up(pair.verifier.ping(1001 * MS))
+    assert pair.settle() == [PongReceived(2, 250)]
+    assert pair.down(encode_frame(Ping(200, 9))) == []
+    (pong,) = pair.verifier.frames_to_send()
+    assert decode_frame(pong).message == Pong(100, 9, 0, 0)
+    assert pair.up(pong) == []
+
+
+def test_heartbeat_of_another_epoch(pair: Pair) -> None:
+    assert pair.down(encode_frame(Pong(1, 1, 0, 0))) == []
+    assert pair.up(encode_frame(Ping(1, 1))) == []
+    assert (pair.verifier.counters["wrong_epoch"], pair.drafter.counters["wrong_epoch"]) == (1, 1)
+
+
+def test_a_silent_worker_is_found_by_unanswered_pings(pair: Pair) -> None:
+    pair.step(pair.item(1))
+    assert pair.verifier.expire(1 * MS) == []
+    (timed_out,) = pair.verifier.expire(1000 * MS)
+    assert isinstance(timed_out, StepTimedOut)
+    assert pair.verifier.expire(3999 * MS) == []
+    assert pair.verifier.expire(4000 * MS) == [PeerSilent(4000 * MS)]
+    assert pair.verifier.state is VerifierState.LOST
+    assert pair.verifier.slot_state(0) is SlotState.FREE
+
+
+def test_a_stall_of_our_own_thread_is_not_silence(pair: Pair) -> None:
+    pair.verifier.expire(1000 * MS)
+    up = pair.verifier.frames_to_send()
+    pair.now_ns = 60_000 * MS
+    pair.up(*up)
+    pair.down(*pair.drafter.frames_to_send())
+    assert pair.verifier.expire(60_000 * MS) == []
+
+
+def test_worker_frees_the_slots_of_a_vanished_verifier(pair: Pair) -> None:
+    deadline = pair.drafter.next_deadline_ns()
+    assert deadline == 60 * 1000 * MS
+    assert pair.drafter.expire(deadline - 1) == []
+    assert pair.drafter.expire(deadline) == [SlotClosed(0, SESSION, None), PeerSilent(deadline)]
+    assert pair.drafter.state is DrafterState.LOST
+    assert pair.drafter.next_deadline_ns() is None
+    assert pair.drafter.expire(deadline) == []
+
+
+def test_drain_refuses_sessions_and_finishes_rounds(pair: Pair) -> None:
+    assert pair.down(pair.drafter.drain(500)) == [Draining(500)]
+    (item,) = pair.step(pair.item(1))
+    assert pair.down(*pair.drafter.reply(item, **reply_arrays()))
+    with pytest.raises(LocalProtocolError) as caught:
+        pair.open(1)
+    assert caught.value.code is ErrorCode.DRAINING
+    other = connect()
+    assert pair.up(other.verifier.open(1, 5, seed=0, support=SupportPolicy.K1, lane=Lane.MATCH)) == []
+    assert pair.drafter.counters["draining"] == 1
+
+
+def test_stats_show_what_the_worker_holds(pair: Pair) -> None:
+    pair.open(1, session=78)
+    items = pair.step(pair.item(1), pair.item(1, slot=1, session=78))
+    pair.drafter.reply(items[0], **reply_arrays())
+    pair.up(encode_frame(Ping(1, 1)))
+    pair.up(pair.verifier.stats())
+    (event,) = pair.settle()
+    assert isinstance(event, StatsReceived)
+    stats = event.stats
+    assert (stats.slots_open, stats.rounds_unresolved, stats.replies_cached) == (2, 1, 1)
+    assert [(one.code, one.count) for one in stats.counters] == [(ErrorCode.WRONG_EPOCH, 1)]
+

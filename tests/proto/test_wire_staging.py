@@ -1,0 +1,147 @@
+"""Leases, reply layout, row crcs and the prefix digest."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import xxhash
+from dspark_proto import (
+    EMPTY_DIGEST,
+    ErrorCode,
+    Key,
+    LeaseState,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ReplyLayout,
+    Staging,
+    extend_digest,
+    prefix_digest,
+)
+from dspark_proto.rows import check_reply, write_reply
+from wire_pairs import VOCAB, reply_arrays
+
+KEY = Key(1, 2, 3)
+LAYOUT = ReplyLayout(2, 4)
+
+
+def test_layout_is_exact_and_contiguous() -> None:
+    layout = ReplyLayout(5, 32)
+    assert (layout.ids_offset, layout.q_offset, layout.total_bytes) == (80, 720, 1360)
+    assert layout.spans(0, 5) == ((0, 80), (80, 640), (720, 640))
+    assert layout.spans(2, 1) == ((32, 16), (336, 128), (976, 128))
+
+
+def test_staging_allocates_once_and_aligns_blocks() -> None:
+    asked: list[int] = []
+
+    def allocate(length: int) -> bytearray:
+        asked.append(length)
+        return bytearray(length)
+
+    staging = Staging(3, 100, allocate)
+    assert asked == [3 * 128]
+    assert [len(lease.storage) for lease in staging.leases] == [100] * 3
+
+
+def test_a_lease_lives_until_its_last_consumer_is_done() -> None:
+    staging = Staging(1, 1360)
+    lease = staging.take(KEY, LAYOUT)
+    assert len(lease.block) == LAYOUT.total_bytes
+    lease.fill()
+    lease.retain()
+    lease.release()
+    assert lease.state is LeaseState.FILLED
+    with pytest.raises(LocalProtocolError) as caught:
+        staging.take(KEY, LAYOUT)
+    assert caught.value.code is ErrorCode.STAGING_EXHAUSTED
+    lease.release()
+    assert lease.state is LeaseState.FREE
+    assert lease.key is None
+    staging.take(KEY, LAYOUT)
+
+
+def test_a_quarantined_block_is_not_leased_until_the_cancellation_is_confirmed() -> None:
+    staging = Staging(1, 1360)
+    staging.take(KEY, LAYOUT).quarantine()
+    with pytest.raises(LocalProtocolError):
+        staging.take(KEY, LAYOUT)
+    with pytest.raises(LocalProtocolError):
+        staging.lift_quarantine(Key(1, 2, 4))
+    staging.lift_quarantine(KEY)
+    assert staging.count(LeaseState.FREE) == 1
+
+
+@pytest.mark.parametrize("action", ["fill", "release", "abandon", "quarantine", "lift", "retain"])
+def test_a_free_lease_refuses_everything_but_take(action: str) -> None:
+    lease = Staging(1, 1360).leases[0]
+    with pytest.raises(LocalProtocolError):
+        getattr(lease, action)()
+    with pytest.raises(LocalProtocolError):
+        _ = lease.block
+    assert lease.state is LeaseState.FREE
+
+
+def written(depth: int = 5, support: int = 32) -> tuple[memoryview, ReplyLayout]:
+    layout = ReplyLayout(depth, support)
+    block = memoryview(bytearray(layout.total_bytes))
+    write_reply(block, layout, **reply_arrays(depth, support))
+    return block, layout
+
+
+def test_reply_round_trip() -> None:
+    block, layout = written()
+    assert check_reply(block, layout, VOCAB) == ((7,) * 5, (1,) * 5)
+    assert struct.unpack_from("<iIII", block, 0)[:2] == (7, 1)
+    assert struct.unpack_from("<f", block, layout.q_offset) == (1.0,)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 80, 719, 720, 1359])
+def test_any_damaged_byte_of_a_row_is_found(offset: int) -> None:
+    block, layout = written()
+    block[offset] ^= 0x10
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_reply(block, layout, VOCAB)
+    assert caught.value.code is ErrorCode.BAD_ROW_CRC
+
+
+def test_reserved_bytes_of_a_record_are_zero() -> None:
+    block, layout = written()
+    block[12] = 1
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_reply(block, layout, VOCAB)
+    assert caught.value.code is ErrorCode.BAD_ROW_RECORD
+
+
+def test_token_outside_the_vocabulary() -> None:
+    block, layout = written()
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_reply(block, layout, 7)
+    assert caught.value.code is ErrorCode.BAD_ROW_RECORD
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"entries": [1, 1, 1, 1, 0]}, ErrorCode.BAD_ROW_RECORD),
+        ({"entries": [1, 1, 1, 1, 33]}, ErrorCode.BAD_ROW_RECORD),
+        ({"tokens": [-1, 1, 1, 1, 1]}, ErrorCode.BAD_ROW_RECORD),
+        ({"tokens": [1]}, ErrorCode.WRONG_SIZE),
+        ({"ids": bytes(636)}, ErrorCode.WRONG_SIZE),
+    ],
+)
+def test_write_reply_refuses_what_a_reader_would(change: dict[str, object], code: ErrorCode) -> None:
+    layout = ReplyLayout(5, 32)
+    with pytest.raises(LocalProtocolError) as caught:
+        write_reply(memoryview(bytearray(layout.total_bytes)), layout, **(reply_arrays() | change))
+    assert caught.value.code is code
+
+
+def test_digest_is_the_chain_of_the_specification() -> None:
+    first = xxhash.xxh3_64_intdigest(bytes(8) + struct.pack("<I", 11)).to_bytes(8, "little")
+    second = xxhash.xxh3_64_intdigest(first + struct.pack("<I", 12)).to_bytes(8, "little")
+    assert prefix_digest([11, 12]) == second
+    assert extend_digest(first, 12) == second
+    assert prefix_digest([12], first) == second
+    assert prefix_digest([]) == EMPTY_DIGEST
+    assert prefix_digest([12, 11]) != second

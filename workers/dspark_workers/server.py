@@ -1,0 +1,108 @@
+"""The worker process: load the drafter, listen, turn the loop until told to stop.
+
+SIGTERM drains (verifiers are told, running steps are answered) and ends; a second one ends at once. The loop sleeps in
+the socket, so an idle worker costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from dspark.identity import compatibility
+from dspark.models.drafter import DrafterCheckpoint
+from dspark.models.source import load_embedding, open_target
+from dspark_proto import HelloParameters
+from dspark_proto.transports.zmq import ZmqServer
+
+from dspark_workers.worker import Worker
+
+IDLE_POLL_MS = 200
+DRAIN_MS = 1000
+MAX_SUPPORT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How to start a worker. `length` bounds a request's context in tokens; `slots` how many requests it serves."""
+
+    endpoint: str
+    target: str
+    drafter: Path
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    slots: int = 16
+    length: int = 2048
+    threads: int = 2
+    allow_remote: bool = False
+    parent_pid: int | None = None
+
+
+def build(settings: WorkerSettings) -> Worker:
+    """Load the checkpoint and the target's embedding. Raises ModelConfigError before anything listens."""
+    torch.set_num_threads(settings.threads)
+    source = open_target(settings.target)
+    checkpoint = DrafterCheckpoint(settings.drafter)
+    checkpoint.config.check_target(source.config)
+    parameters = HelloParameters(
+        compatibility(source, source.tokenizer(), settings.drafter, checkpoint.config),
+        epoch=secrets.randbits(64),
+        max_slots=settings.slots,
+        max_depth=checkpoint.config.block_size,
+        max_support=MAX_SUPPORT,
+        max_in_flight=settings.slots,
+    )
+    length = min(settings.length, checkpoint.config.max_context)
+    network = checkpoint.network(
+        load_embedding(source), device=settings.device, dtype=settings.dtype, max_positions=length
+    )
+    return Worker(network, checkpoint.draft_ids, parameters, slots=settings.slots, length=length)
+
+
+def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGTERM or SIGINT (or until the parent process, when given, is gone)."""
+    worker = build(settings)
+    stop = threading.Event()
+    abort = threading.Event()
+
+    def ask_to_stop(_number: int, _frame: object) -> None:
+        (abort if stop.is_set() else stop).set()
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+    server = ZmqServer(settings.endpoint, allow_remote=settings.allow_remote)
+    try:
+        on_ready(server.endpoint)
+        while not stop.is_set() and _parent_lives(settings.parent_pid):
+            turn(worker, server, IDLE_POLL_MS)
+        _drain(worker, server, abort)
+    finally:
+        server.close()
+
+
+def turn(worker: Worker, server: ZmqServer, timeout_ms: int) -> None:
+    """One turn: receive, extend, draft, reply."""
+    worker.receive(server.poll(timeout_ms), time.monotonic_ns())
+    worker.draft_pending()
+    worker.expire(time.monotonic_ns())
+    for peer, frames in worker.outbox():
+        server.send(peer, frames)
+
+
+def _drain(worker: Worker, server: ZmqServer, abort: threading.Event) -> None:
+    worker.drain(DRAIN_MS, time.monotonic_ns())
+    until = time.monotonic() + DRAIN_MS / 1000
+    while time.monotonic() < until and not abort.is_set() and any(p.leases for p in worker.peers.values()):
+        turn(worker, server, 20)
+
+
+def _parent_lives(pid: int | None) -> bool:
+    """A worker started by `dspark serve` must not outlive it, even after SIGKILL."""
+    return pid is None or os.getppid() == pid
