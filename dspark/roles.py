@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dspark.speculative import ResolvedDrafter
 
 
+LINK_WAIT_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Options that every role on one machine shares; dtype is resolved ('fp32' or 'bf16'), lengths are in tokens."""
@@ -154,6 +157,8 @@ def serve_endpoint(spark: Spark, endpoint: Endpoint) -> None:
     bridge = EngineBridge(spark.engine, spark.model_name, spark.facts)
     app = build_app(bridge, spark.tokenizer, spark.metrics, settings)
     spark.engine.start()
+    if spark.engine.link is not None and not spark.engine.link.wait_up(LINK_WAIT_S):
+        say(f"the drafter worker does not answer yet (target-only until it does): {spark.engine.link.last_error}")
     try:
         serve(
             app,

@@ -38,9 +38,10 @@ from .events import (
     VerifierEvent,
 )
 from .frame import Frame, decode_frame, encode_frame, encode_frame_into
-from .hello import Compatibility, HelloParameters, Mismatch, Negotiated
+from .hello import Compatibility
 from .limits import NO_COMMIT, SLOT_NONE
 from .messages import StepItem
+from .negotiation import HelloParameters, Mismatch, Negotiated
 from .prefix import MAJOR, MINOR, WIRE_VERSION, Key, Prefix, read_prefix
 from .registry import (
     Cause,

@@ -22,7 +22,7 @@ Value: TypeAlias = Scalar | list["Value"]
 _SCALARS: Final = frozenset((int, bytes, str))
 
 _PACKER: Final = msgpack.Packer(use_bin_type=True, autoreset=True)
-"""One packer: making one costs five times a message. ``pack`` holds the interpreter lock for profile types."""
+"""One packer: making one costs five times a message. ``pack`` holds the interpreter lock for them."""
 
 
 def encode_canonical(values: list[Value]) -> bytes:

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from .bodies import describe
 from .buffers import Buffer, aligned
 from .checksums import NO_CHECKSUM, body_checksum
 from .drafter_inbox import DrafterInbox
 from .errors import LocalProtocolError
 from .events import DrafterEvent, PeerSilent
-from .frame import describe, encode_frame, encode_frame_into
-from .hello import Hello, HelloParameters, Reject, accept_message
+from .frame import encode_frame, encode_frame_into
+from .hello import Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS_WORKER
 from .messages import STATUS_OK, Completion, Drain, Row, StepItem
+from .negotiation import HelloParameters, accept_message
 from .registry import ErrorCode, Representation
 from .rows import ReplyLayout, body_shapes, write_reply
 from .slots import DrafterSlot, require

@@ -1,94 +1,40 @@
 """The receiving half of the worker side: frames in, events and automatic answers out.
 
-Invariants: no fault of the peer leaves ``receive``; a stale frame is dropped from its prefix alone; a frame
-that a slot needed and that cannot be used fails the slot, loudly, until RESET or CLOSE; nothing is redrawn
-under a used key. Spec: SPEC.md, sections "OPEN" to "STATS". Base class of ``DrafterConnection``, which adds
-what a worker answers.
+Invariants: no fault of the peer leaves ``receive``; a new HELLO kills every slot; PING, STATS and repeated
+STEPs are answered without the caller. Spec: SPEC.md, sections "HELLO, ACCEPT, REJECT", "PING, PONG", "STATS".
+Base class of ``DrafterConnection``, which adds what a worker answers; slot messages are in
+``DrafterSessions``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from struct import Struct
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from .buffers import Buffer
-from .digest import prefix_digest
+from .drafter_sessions import DrafterSessions
 from .errors import LocalProtocolError, ProtocolError, RemoteProtocolError
-from .events import (
-    ContextArrived,
-    DrafterEvent,
-    HelloReceived,
-    PeerError,
-    SlotCancelled,
-    SlotClosed,
-    SlotCommitted,
-    SlotOpened,
-    SlotReset,
-    StepArrived,
-)
-from .frame import body_views, check_body, checked_bodies
-from .hello import Hello, HelloParameters, Mismatch, Negotiated, first_mismatch, negotiate
-from .limits import NO_COMMIT, SLOT_NONE
-from .messages import (
-    BodyDescriptor,
-    Cancel,
-    Close,
-    Commit,
-    Context,
-    ErrorMessage,
-    Message,
-    Open,
-    Ping,
-    Pong,
-    Reset,
-    Stats,
-    StatsCounter,
-    Step,
-    StepItem,
-)
-from .peer import Peer
-from .prefix import NO_KEY, Key, Prefix
-from .registry import DTYPE_BYTES, BodyKind, Dtype, ErrorCode, MessageType, Scope
-from .slots import DrafterSlot, check_commit, check_context, check_owner, check_session, check_step, require
-from .states import DRAFTER_CONNECTION, DRAFTER_RECEIVES, SLOT, DrafterState, SlotState
-
-_TOKEN: Final = Struct("<I")
-_SIGN: Final = 1 << 63
-
-_SILENT: Final = frozenset(
-    {
-        ErrorCode.STALE_GENERATION,
-        ErrorCode.STALE_ROUND,
-        ErrorCode.SLOT_NOT_OPEN,
-        ErrorCode.WRONG_SESSION,
-        ErrorCode.SLOT_NEEDS_RESET,
-        ErrorCode.DUPLICATE,
-    }
-)
-"""Dropped and counted without an ERROR: the sender has moved on, or has been told already."""
-
-_NEW_GENERATION: Final = frozenset(
-    {MessageType.OPEN, MessageType.RESET, MessageType.CANCEL, MessageType.CLOSE}
-)
-"""Messages whose prefix carries a generation above the slot's; the others carry the current one."""
+from .events import DrafterEvent, HelloReceived, PeerError, SlotClosed
+from .hello import Hello
+from .limits import SLOT_NONE
+from .messages import ErrorMessage, Message, Ping, Pong, Stats, StatsCounter
+from .negotiation import HelloParameters, Mismatch, Negotiated, first_mismatch, negotiate
+from .prefix import Prefix
+from .registry import ErrorCode, MessageType, Scope
+from .slots import require
+from .states import DRAFTER_CONNECTION, DRAFTER_RECEIVES, DrafterState, SlotState
 
 
-class DrafterInbox(Peer):
+class DrafterInbox(DrafterSessions):
     """State and reception of a worker-side connection. ``load_permille`` is reported in every PONG."""
 
     def __init__(self, parameters: HelloParameters) -> None:
         super().__init__(parameters)
-        self.state = DrafterState.AWAITING_HELLO
         self.load_permille = 0
-        self._slots: tuple[DrafterSlot, ...] = ()
         self._hello: Hello | None = None
         self._refusal: tuple[ErrorCode, Mismatch] | None = None
         self._offer: Negotiated | None = None
         self._told_hello_required = False
-        self._rows_received = 0
-        self._rows_consumed = 0
         self._announced_credit = 0
 
     def receive(self, buffer: Buffer, now_ns: int) -> list[DrafterEvent]:
@@ -102,23 +48,19 @@ class DrafterInbox(Peer):
             self._refuse_early(known=bool(allowed))
             return []
         try:
-            slot = self._admit(prefix) if prefix.type in self._SLOT_HANDLERS else None
-        except ProtocolError as error:
-            self._refuse(error, prefix.key, 0)
-            return []
-        return self._handle(slot, prefix, view)
-
-    def _handle(self, slot: DrafterSlot | None, prefix: Prefix, view: memoryview) -> list[DrafterEvent]:
-        session = 0 if slot is None else slot.session
-        try:
+            slot = self._admit(prefix) if self._concerns_slot(prefix) else None
             message = self._decode(prefix, view)
-            session = getattr(message, "session", session)
-            if slot is None:
-                return self._HANDLERS[prefix.type](self, prefix, message, view)
-            return self._SLOT_HANDLERS[prefix.type](self, slot, prefix, message, view)
+            handler = self._SLOT_HANDLERS.get(prefix.type)
+            if slot is not None and handler is not None:
+                return handler(self, slot, prefix, message, view)
+            return self._HANDLERS[prefix.type](self, prefix, message, view)
         except ProtocolError as error:
-            self._refuse(error, prefix.key, session)
+            self._refuse(error, prefix.key)
             return []
+
+    def _concerns_slot(self, prefix: Prefix) -> bool:
+        batch = prefix.slot == SLOT_NONE and prefix.type is MessageType.STEP
+        return not batch and (prefix.type in self._SLOT_HANDLERS or prefix.type is MessageType.STEP)
 
     def _refuse_early(self, known: bool) -> None:
         """A frame before HELLO, for instance from a verifier that has not noticed a restart: tell it once."""
@@ -129,37 +71,6 @@ class DrafterInbox(Peer):
         if self.state is not DrafterState.HELLO_RECEIVED and not self._told_hello_required:
             self._told_hello_required = True
             self._queue(ErrorMessage(ErrorCode.HELLO_REQUIRED, Scope.CONNECTION, 0, "connection"))
-
-    def _admit(self, prefix: Prefix) -> DrafterSlot:
-        """The slot of a frame that names one, with the generation rule applied, from the prefix alone."""
-        slot = self._slot(prefix.slot)
-        if prefix.type in _NEW_GENERATION:
-            fresh = prefix.generation > slot.generation
-        else:
-            require(slot.state is not SlotState.FREE, ErrorCode.SLOT_NOT_OPEN, "prefix.slot")
-            fresh = prefix.generation == slot.generation
-        require(fresh, ErrorCode.STALE_GENERATION, "prefix.generation")
-        return slot
-
-    def _slot(self, index: int) -> DrafterSlot:
-        if index >= len(self._slots):
-            raise RemoteProtocolError(ErrorCode.SLOT_OUT_OF_RANGE, "prefix.slot")
-        return self._slots[index]
-
-    def _refuse(self, error: ProtocolError, key: Key, session: int) -> None:
-        """Count a refusal; unless the sender has moved on, tell it, and fail the slot that lost something."""
-        self._count(error.code)
-        if error.code in _SILENT or key.slot == SLOT_NONE:
-            return
-        scope = Scope.SLOT if error.scope < Scope.SLOT else error.scope
-        if scope is Scope.SLOT:
-            self._fail_slot(key)
-        self._queue(ErrorMessage(error.code, scope, session, error.where), key)
-
-    def _fail_slot(self, key: Key) -> None:
-        slot = self._slots[key.slot]
-        if slot.generation == key.generation and "fail" in SLOT[slot.state]:
-            slot.move("fail", "slot")
 
     # Connection messages
 
@@ -197,9 +108,6 @@ class DrafterInbox(Peer):
         self._announced_credit = self._credit_limit()
         return Pong(self.parameters.epoch, nonce, self.load_permille, self._announced_credit)
 
-    def _credit_limit(self) -> int:
-        return self._terms().context_credit_rows + self._rows_consumed
-
     def _on_pong(self, _prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Pong)
         self._check_epoch(message.epoch)
@@ -213,6 +121,7 @@ class DrafterInbox(Peer):
     def _on_stats(self, _prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Stats)
         self._check_epoch(message.epoch)
+        require(not message.is_report, ErrorCode.UNEXPECTED_MESSAGE, "STATS.is_report")
         counted = ((code, self.counters[code.counter]) for code in ErrorCode)
         self._queue(
             Stats(
@@ -230,205 +139,6 @@ class DrafterInbox(Peer):
     def _check_epoch(self, epoch: int) -> None:
         require(epoch == self._terms().peer_epoch, ErrorCode.WRONG_EPOCH, "epoch")
 
-    # Slot messages
-
-    def _on_open(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Open)
-        terms = self._terms()
-        require(self.state is not DrafterState.DRAINING, ErrorCode.DRAINING, "OPEN")
-        require(message.support <= terms.max_support, ErrorCode.SUPPORT_OUT_OF_RANGE, "OPEN.support")
-        require(bool(terms.lanes & 1 << (message.lane - 1)), ErrorCode.LANE_MISMATCH, "OPEN.lane")
-        require(slot.state is SlotState.FREE, ErrorCode.SLOT_BUSY, "OPEN.slot")
-        slot.move("open", "OPEN")
-        _begin(slot, prefix.generation, message.context_start, message.start_digest)
-        slot.session, slot.opened_generation = message.session, prefix.generation
-        slot.support, slot.lane = message.support, message.lane
-        seed = (message.seed ^ _SIGN) - _SIGN
-        return [
-            SlotOpened(
-                slot.index,
-                message.session,
-                prefix.generation,
-                seed,
-                message.draft_temperature_micro,
-                message.support,
-                message.lane,
-                message.choice,
-                message.context_start,
-                message.processor_version,
-                message.grammar_version,
-                message.stop_version,
-            )
-        ]
-
-    def _on_context(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Context)
-        check_owner(slot, message.session, prefix.generation, "CONTEXT")
-        check_context(slot, message.first_position)
-        credit = self._credit_limit() - self._rows_received
-        require(message.rows <= credit, ErrorCode.CREDIT_EXCEEDED, "CONTEXT.rows")
-        with_tokens = len(message.bodies) == 2
-        shapes = self._context_shapes(message.rows, with_tokens)
-        require(
-            tuple(one.shape for one in message.bodies) == shapes, ErrorCode.BAD_DESCRIPTOR, "CONTEXT.bodies"
-        )
-        bodies = checked_bodies(prefix, message, view)
-        token_ids = bodies[1] if with_tokens else None
-        slot.digest = _extended(slot.digest, token_ids)
-        slot.known_tokens = ()
-        slot.context_end += message.rows
-        self._rows_received += message.rows
-        return [
-            ContextArrived(
-                slot.index,
-                slot.session,
-                slot.generation,
-                message.first_position,
-                message.rows,
-                bodies[0],
-                token_ids,
-            )
-        ]
-
-    def _context_shapes(
-        self, rows: int, with_tokens: bool
-    ) -> tuple[tuple[BodyKind, Dtype, int, int, int], ...]:
-        taps = self._tap_shape(rows)
-        return (taps, (BodyKind.TOKENS, Dtype.INT32, rows, 1, rows * _TOKEN.size)) if with_tokens else (taps,)
-
-    def _tap_shape(self, rows: int) -> tuple[BodyKind, Dtype, int, int, int]:
-        terms = self._terms()
-        entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
-        return BodyKind.TAPS, terms.tap_dtype, rows, entries, rows * terms.tap_row_bytes
-
-    def _on_commit(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Commit)
-        check_owner(slot, message.session, prefix.generation, "COMMIT")
-        last = slot.item
-        if slot.committed and slot.known_tokens[1:] == (
-            *slot.drafted[: message.accepted_count],
-            message.token,
-        ):
-            raise RemoteProtocolError(ErrorCode.DUPLICATE, "COMMIT")
-        check_commit(slot, message.accepted_count, message.token, None)
-        assert last is not None
-        require(prefix.round == slot.round, ErrorCode.STALE_ROUND, "prefix.round")
-        position = last.anchor_position + message.accepted_count + 1
-        require(message.position == position, ErrorCode.COMMIT_MISMATCH, "COMMIT.position")
-        require(message.token < self._terms().vocab_size, ErrorCode.TOKEN_OUT_OF_RANGE, "COMMIT.token")
-        if slot.known_tokens:
-            survivors = (last.anchor_token, *slot.drafted[: message.accepted_count])
-            self._check_digest(slot, survivors, message.prefix_digest, "COMMIT.prefix_digest")
-            slot.known_tokens = (*survivors, message.token)
-        slot.move("commit", "COMMIT")
-        slot.committed = True
-        return [
-            SlotCommitted(
-                slot.index,
-                slot.session,
-                slot.generation,
-                slot.round,
-                message.accepted_count,
-                message.token,
-                position,
-            )
-        ]
-
-    @staticmethod
-    def _check_digest(slot: DrafterSlot, tokens: tuple[int, ...], digest: bytes, where: str) -> None:
-        """Where the tokens since ``slot.digest`` are known, ``digest`` must be their extension of it."""
-        if slot.digest is not None:
-            require(prefix_digest(tokens, slot.digest) == digest, ErrorCode.DIGEST_MISMATCH, where)
-
-    def _on_reset(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Reset)
-        check_session(slot, message.session, "RESET")
-        slot.move("reset", "RESET")
-        _begin(slot, prefix.generation, message.context_start, message.start_digest)
-        return [SlotReset(slot.index, slot.session, slot.generation, message.cause, message.context_start)]
-
-    def _on_cancel(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Cancel)
-        check_session(slot, message.session, "CANCEL")
-        slot.move("cancel", "CANCEL")
-        _begin(slot, prefix.generation, 0, b"")
-        return [SlotCancelled(slot.index, slot.session, slot.generation, message.cause)]
-
-    def _on_close(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
-        assert isinstance(message, Close)
-        check_session(slot, message.session, "CLOSE")
-        slot.move("close", "CLOSE")
-        _begin(slot, prefix.generation, 0, b"")
-        return [SlotClosed(slot.index, message.session, message.cause)]
-
-    # STEP
-
-    def _on_step(self, prefix: Prefix, message: Message, view: memoryview) -> list[DrafterEvent]:
-        assert isinstance(message, Step)
-        first = message.items[0]
-        key = Key(first.slot, first.generation, first.round) if len(message.items) == 1 else NO_KEY
-        require(prefix.key == key, ErrorCode.BAD_FIELD, "STEP.items")
-        with_taps = sum(item.tap_rows > 0 for item in message.items)
-        require(len(message.bodies) == with_taps, ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-        bodies = iter(zip(message.bodies, body_views(prefix, message, view), strict=True))
-        arrived = []
-        for item in message.items:
-            taken = self._take_or_refuse(item, next(bodies) if item.tap_rows else None)
-            if taken is not None:
-                arrived.append(taken)
-        return [StepArrived(tuple(arrived))] if arrived else []
-
-    def _take_or_refuse(
-        self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None
-    ) -> StepItem | None:
-        try:
-            return self._take_item(item, body)
-        except ProtocolError as error:
-            self._refuse(error, Key(item.slot, item.generation, item.round), item.session)
-            return None
-
-    def _take_item(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
-        """Start the item's round; None when it repeats the last one, whose reply is then sent again."""
-        slot = self._slot(item.slot)
-        check_owner(slot, item.session, item.generation, "STEP")
-        checksum = body[0].checksum if body else b""
-        if slot.item is not None and item.round == slot.round:
-            require(slot.is_retry(item, checksum), ErrorCode.ROUND_KEY_REUSED, "STEP.round")
-            self._count(ErrorCode.DUPLICATE)
-            self._outbox.extend(slot.reply_frames)
-            return None
-        check_step(slot, item, self._terms())
-        taps = memoryview(b"")
-        if body:
-            require(body[0].shape == self._tap_shape(item.tap_rows), ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-            taps = check_body(*body)
-        self._follow(slot, item)
-        slot.start_round(item, checksum)
-        slot.reply_frames = ()
-        return replace(item, taps=taps)
-
-    def _follow(self, slot: DrafterSlot, item: StepItem) -> None:
-        """Check the item's prefix digest as far as the tokens are known, then adopt it."""
-        known = slot.known_tokens
-        if known and item.accepted_count != NO_COMMIT:
-            known = (*known[:1], *slot.drafted[: item.accepted_count], item.commit_token)
-        if len(known) >= item.tap_rows:
-            self._check_digest(slot, known[: item.tap_rows], item.prefix_digest, "STEP.prefix_digest")
-        slot.digest = item.prefix_digest
-        slot.known_tokens = (item.anchor_token,)
-
     def _move(self, action: str) -> None:
         following = DRAFTER_CONNECTION[self.state].get(action)
         if following is None:
@@ -441,37 +151,9 @@ class DrafterInbox(Peer):
         dict[MessageType, Callable[[DrafterInbox, Prefix, Message, memoryview], list[DrafterEvent]]]
     ] = {
         MessageType.HELLO: _on_hello,
-        MessageType.STEP: _on_step,
+        MessageType.STEP: DrafterSessions._on_step,
         MessageType.PING: _on_ping,
         MessageType.PONG: _on_pong,
         MessageType.ERROR: _on_error,
         MessageType.STATS: _on_stats,
     }
-
-    _SLOT_HANDLERS: ClassVar[
-        dict[
-            MessageType,
-            Callable[[DrafterInbox, DrafterSlot, Prefix, Message, memoryview], list[DrafterEvent]],
-        ]
-    ] = {
-        MessageType.OPEN: _on_open,
-        MessageType.CONTEXT: _on_context,
-        MessageType.COMMIT: _on_commit,
-        MessageType.RESET: _on_reset,
-        MessageType.CANCEL: _on_cancel,
-        MessageType.CLOSE: _on_close,
-    }
-
-
-def _begin(slot: DrafterSlot, generation: int, context_start: int, digest: bytes) -> None:
-    """Forget everything of older generations, cached replies included."""
-    slot.begin(generation, context_start)
-    slot.digest = digest
-    slot.known_tokens = slot.drafted = ()
-    slot.reply_frames = ()
-
-
-def _extended(digest: bytes | None, token_ids: memoryview | None) -> bytes | None:
-    if digest is None or token_ids is None:
-        return None
-    return prefix_digest((token for (token,) in _TOKEN.iter_unpack(token_ids)), digest)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .hello import Mismatch, Negotiated
 from .messages import Stats, StepItem
+from .negotiation import Mismatch, Negotiated
 from .registry import Cause, ErrorCode, Lane, Scope, SupportPolicy
 from .staging import Lease
 

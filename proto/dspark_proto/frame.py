@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from .bodies import BodyDescriptor
 from .buffers import ZEROS, Buffer, aligned, byte_view
 from .canonical import decode_canonical, encode_canonical
 from .checksums import body_checksum, crc32c
@@ -20,7 +21,6 @@ from .errors import LocalProtocolError, RemoteProtocolError
 from .hello import Accept, Hello, Reject
 from .limits import BODY_BYTES_MAX, PREFIX_BYTES
 from .messages import (
-    BodyDescriptor,
     Cancel,
     Close,
     Commit,
@@ -38,7 +38,7 @@ from .messages import (
     Step,
 )
 from .prefix import NO_KEY, Key, Prefix, read_prefix, write_prefix
-from .registry import BodyKind, Checksum, Dtype, ErrorCode, MessageType
+from .registry import ErrorCode, MessageType
 
 MESSAGES: Final[dict[MessageType, type[Message]]] = {
     kind.TYPE: kind
@@ -56,13 +56,6 @@ class Frame:
     prefix: Prefix
     message: Message
     bodies: tuple[memoryview, ...]
-
-
-def describe(
-    kind: BodyKind, dtype: Dtype, rows: int, entries: int, body: Buffer, checksum: Checksum
-) -> BodyDescriptor:
-    """Descriptor of a body of ``rows`` rows with ``entries`` elements each."""
-    return BodyDescriptor(kind, dtype, rows, entries, len(body), checksum, body_checksum(checksum, body))
 
 
 def descriptors_of(message: Message) -> tuple[BodyDescriptor, ...]:
@@ -104,7 +97,7 @@ def _body_sizes(message: Message, bodies: Sequence[Buffer]) -> list[int]:
             ErrorCode.WRONG_SIZE, f"{message.NAME}.bodies", "bodies differ from descriptors"
         )
     if sum(map(aligned, sizes)) > BODY_BYTES_MAX:
-        raise LocalProtocolError(ErrorCode.LIMIT_EXCEEDED, f"{message.NAME}.bodies", "send fewer rows per frame")
+        raise LocalProtocolError(ErrorCode.LIMIT_EXCEEDED, f"{message.NAME}.bodies", "send fewer rows")
     return sizes
 
 

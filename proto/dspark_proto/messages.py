@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from .bodies import BodyDescriptor
 from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES
 from .digest import DIGEST_BYTES, EMPTY_DIGEST
@@ -37,18 +38,7 @@ from .limits import (
     U64_MAX,
     VOCAB_MAX,
 )
-from .registry import (
-    BodyKind,
-    Cause,
-    Checksum,
-    Dtype,
-    ErrorCode,
-    Lane,
-    MessageType,
-    Representation,
-    Scope,
-    SupportPolicy,
-)
+from .registry import Cause, ErrorCode, Lane, MessageType, Representation, Scope, SupportPolicy
 
 _SESSION: Final = UInt("session", U64_MAX)
 _EPOCH: Final = UInt("epoch", U64_MAX)
@@ -63,35 +53,6 @@ class Message(Record):
     __slots__ = ()
 
     TYPE: ClassVar[MessageType]
-
-
-@dataclass(frozen=True, slots=True)
-class BodyDescriptor(Record):
-    """What one body holds; it is under the control checksum, so a body is trusted through it."""
-
-    kind: BodyKind
-    dtype: Dtype
-    rows: int
-    entries: int
-    body_bytes: int
-    checksum_kind: Checksum
-    checksum: bytes
-
-    NAME: ClassVar[str] = "BODY"
-    LAYOUT: ClassVar[tuple[Field, ...]] = (
-        Choice("kind", BodyKind),
-        Choice("dtype", Dtype),
-        UInt("rows", CONTEXT_CHUNK_ROWS_MAX),
-        UInt("entries", BODY_BYTES_MAX),
-        UInt("body_bytes", BODY_BYTES_MAX),
-        Choice("checksum_kind", Checksum),
-        fixed_bin("checksum", BODY_CHECKSUM_BYTES),
-    )
-
-    @property
-    def shape(self) -> tuple[BodyKind, Dtype, int, int, int]:
-        """Everything but the checksum."""
-        return self.kind, self.dtype, self.rows, self.entries, self.body_bytes
 
 
 _BODIES: Final = Records("bodies", BodyDescriptor, BODY_COUNT_MAX)

@@ -7,10 +7,10 @@ name; ``frames_to_send`` empties the outbox. Called by ``verifier`` and ``drafte
 from __future__ import annotations
 
 from .buffers import Buffer, byte_view
-from .errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from .errors import LocalProtocolError, RemoteProtocolError
 from .frame import decode_control, encode_frame
-from .hello import HelloParameters, Negotiated
 from .messages import Message
+from .negotiation import HelloParameters, Negotiated
 from .prefix import NO_KEY, Key, Prefix, read_prefix
 from .registry import ErrorCode
 
@@ -64,10 +64,3 @@ class Peer:
             if terms is None or body.checksum_kind is not terms.checksum:
                 raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, f"{message.NAME}.bodies.checksum_kind")
         return message
-
-
-def as_remote(error: ProtocolError) -> RemoteProtocolError:
-    """The peer's-fault form of an error raised by a shared check."""
-    if isinstance(error, RemoteProtocolError):
-        return error
-    return RemoteProtocolError(error.code, error.where, error.remedy, error.scope)

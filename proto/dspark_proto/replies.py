@@ -12,8 +12,8 @@ from .checksums import body_checksum
 from .errors import RemoteProtocolError
 from .events import ProposalReady
 from .frame import checked_bodies
-from .hello import Negotiated
 from .messages import Completion, Row
+from .negotiation import Negotiated
 from .prefix import Prefix
 from .registry import ErrorCode
 from .rows import ReplyLayout, body_shapes, check_reply

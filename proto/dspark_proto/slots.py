@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from .buffers import Buffer
 from .digest import EMPTY_DIGEST
 from .errors import LocalProtocolError
-from .hello import Negotiated
 from .limits import GENERATION_MAX, NO_COMMIT
 from .messages import StepItem
+from .negotiation import Negotiated
 from .prefix import Key
 from .registry import ErrorCode, Lane, SupportPolicy
 from .staging import Lease

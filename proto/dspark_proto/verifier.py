@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .bodies import BodyDescriptor, describe
 from .buffers import Buffer, byte_view
 from .digest import EMPTY_DIGEST
 from .errors import LocalProtocolError
-from .frame import describe, encode_frame, encode_frame_into
-from .hello import Negotiated, hello_message
+from .frame import encode_frame, encode_frame_into
 from .limits import (
     CONTEXT_CHUNK_BYTES,
     CONTEXT_CHUNK_ROWS_MAX,
@@ -22,7 +22,8 @@ from .limits import (
     NANOSECONDS_PER_MS,
     U64_MAX,
 )
-from .messages import BodyDescriptor, Cancel, Close, Commit, Context, Open, Reset, Stats, Step, StepItem
+from .messages import Cancel, Close, Commit, Context, Open, Reset, Stats, Step, StepItem
+from .negotiation import Negotiated, hello_message
 from .prefix import NO_KEY, Key
 from .registry import DTYPE_BYTES, BodyKind, Cause, Dtype, ErrorCode, Lane, SupportPolicy
 from .rows import ReplyLayout

@@ -27,9 +27,10 @@ from .events import (
     StepTimedOut,
     VerifierEvent,
 )
-from .hello import Accept, HelloParameters, Negotiated, Reject, accepted_terms
+from .hello import Accept, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS, SLOT_NONE, U64_MAX
 from .messages import STATUS_OK, Completion, Drain, ErrorMessage, Message, Ping, Pong, Row, Stats
+from .negotiation import HelloParameters, Negotiated, accepted_terms
 from .peer import Peer
 from .prefix import Prefix
 from .registry import ErrorCode, MessageType, Scope
@@ -79,9 +80,7 @@ class VerifierInbox(Peer):
             return self._receive_for_slot(prefix, view)
         return self._receive_for_connection(prefix, view, now_ns)
 
-    def _receive_for_connection(
-        self, prefix: Prefix, view: memoryview, now_ns: int
-    ) -> list[VerifierEvent]:
+    def _receive_for_connection(self, prefix: Prefix, view: memoryview, now_ns: int) -> list[VerifierEvent]:
         handler = self._HANDLERS.get(prefix.type)
         try:
             if handler is None:

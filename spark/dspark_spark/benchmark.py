@@ -74,12 +74,10 @@ def run(spark: Spark, options: BenchOptions, log: Callable[[str], None]) -> dict
 
 
 def _await_link(spark: Spark) -> None:
-    until = time.monotonic() + LINK_TIMEOUT_S
-    while not (spark.engine.link and spark.engine.link.up):
-        if time.monotonic() > until:
-            error = spark.engine.link.last_error if spark.engine.link else "no link"
-            raise RuntimeError(f"the drafter worker did not come up in {LINK_TIMEOUT_S:.0f} s: {error}")
-        time.sleep(0.05)
+    link = spark.engine.link
+    if link is None or not link.wait_up(LINK_TIMEOUT_S):
+        error = "there is no link" if link is None else link.last_error
+        raise RuntimeError(f"the drafter worker did not come up in {LINK_TIMEOUT_S:.0f} s: {error}")
 
 
 def _answer(

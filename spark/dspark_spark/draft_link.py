@@ -34,6 +34,7 @@ from dspark_proto import (
     StepFailed,
     StepItem,
     StepTimedOut,
+    SupportPolicy,
     VerifierConnection,
 )
 from dspark_proto.transports.zmq import ZmqClient
@@ -111,6 +112,13 @@ class DraftLink:
                 self.release(lease)
         self._client.close()
 
+    def wait_up(self, timeout_s: float) -> bool:
+        """Wait, from another thread than the engine's, until the worker has accepted."""
+        until = time.monotonic() + timeout_s
+        while not self.up and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.up
+
     def pump(self) -> None:
         """Take what has arrived, let timers run, reconnect when it is time. Never blocks."""
         self._receive(0)
@@ -133,7 +141,7 @@ class DraftLink:
         self._leases.pop(lease.slot, None)
         self._waiting.discard(lease.slot)
         if lease.open and self.up:
-            self._send([self._connection.close(lease.slot, time.monotonic_ns(), Cause.FINISHED)])
+            self._send([self._connection.close(lease.slot, Cause.FINISHED)])
         lease.open = False
 
     def can_draft(self, lease: DraftLease) -> bool:
@@ -152,9 +160,7 @@ class DraftLink:
         end = self._connection.context_end(lease.slot)
         while lease.known - end > keep:
             rows = lease.taps[end : lease.known]
-            sent = self._connection.context(
-                lease.slot, end, len(rows), _raw(rows), time.monotonic_ns()
-            )
+            sent = self._connection.context(lease.slot, end, len(rows), _raw(rows))
             if not sent.rows or not self._send(sent.frames):
                 return False
             end += sent.rows
@@ -250,7 +256,7 @@ class DraftLink:
             self._waiting.discard(slot)
         lease = self._leases.get(slot)
         if lost and lease is not None and lease.open:
-            self._send([self._connection.reset(slot, time.monotonic_ns())])
+            self._send([self._connection.reset(slot, Cause.ROUND_TIMED_OUT)])
             self.feed(lease)
 
     def _up(self) -> None:
@@ -269,10 +275,9 @@ class DraftLink:
             frame = self._connection.open(
                 lease.slot,
                 lease.session,
-                lease.seed,
-                lease.support,
-                lease.lane,
-                time.monotonic_ns(),
+                seed=lease.seed,
+                support=SupportPolicy(lease.support),
+                lane=lease.lane,
                 draft_temperature_micro=round(lease.temperature * MICRO),
             )
         except LocalProtocolError as error:
@@ -294,6 +299,6 @@ class DraftLink:
         self._next_hello_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
 
 
-def _raw(rows: Tensor) -> memoryview:
-    """The bytes of bf16 rows, without a copy."""
-    return memoryview(rows.view(torch.uint8).numpy()).cast("B")  # numpy has no bf16
+def _raw(rows: Tensor) -> memoryview | bytes:
+    """The bytes of bf16 rows, without a copy (numpy has no bf16, so they pass as uint8)."""
+    return memoryview(rows.view(torch.uint8).numpy()).cast("B") if len(rows) else b""

@@ -104,6 +104,7 @@ class Engine:
         self._cancelled: set[str] = set()
         self._accepting = threading.Lock()
         self._pending = 0
+        self._dead = False
         self._session = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -130,10 +131,12 @@ class Engine:
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Queue a request; `sink` is called from the engine thread. Raises EngineBusyError when the queue is full."""
         with self._accepting:
+            if self._dead:
+                raise EngineBusyError("the engine has stopped")
             if self._pending >= self.settings.queue_limit + self.settings.slots:
                 raise EngineBusyError(f"{self._pending} requests are running or waiting")
             self._pending += 1
-        self._inbox.put((request, sink))
+            self._inbox.put((request, sink))
 
     def cancel(self, request_id: str) -> None:
         """Abort a request within one round. Unknown or finished ids are ignored."""
@@ -142,14 +145,30 @@ class Engine:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        end = Delta(finish_reason=FINISH_ABORT)
         try:
             while not self._stop.is_set():
                 self.turn()
+        except Exception as error:
+            end = Delta(finish_reason=FINISH_ERROR, error=f"the engine failed: {error}")
+            raise
         finally:
-            for request_id in list(self._running):
-                self._finish(request_id, Delta(finish_reason=FINISH_ABORT))
+            self._end_all(end)
             if self.link is not None:
                 self.link.close()
+
+    def _end_all(self, end: Delta) -> None:
+        """Nobody is left waiting, whatever ended the loop."""
+        with self._accepting:
+            self._dead = True
+        for _, sink in self._running.values():
+            self._deliver(sink, end)
+        self._running = {}
+        while not self._inbox.empty():
+            self._waiting.append(self._inbox.get())
+        for _, sink in self._waiting:
+            self._deliver(sink, end)
+        self._waiting.clear()
 
     def turn(self) -> bool:
         """One turn of the loop; False when there was nothing to do (it then waited a moment for a request)."""

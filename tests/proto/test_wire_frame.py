@@ -21,8 +21,8 @@ from dspark_proto import (
     encode_frame_into,
     read_prefix,
 )
+from dspark_proto.bodies import describe
 from dspark_proto.checksums import body_checksum
-from dspark_proto.frame import describe
 from dspark_proto.messages import Cancel, Context, ErrorMessage, Ping, Step, StepItem
 from dspark_proto.registry import BodyKind, Cause, Dtype, Lane, MessageType, Scope
 
@@ -52,7 +52,24 @@ def patched(frame: memoryview, offset: int, fmt: str, value: int | bytes, fix_cr
 def with_control(control: bytes) -> bytearray:
     """A PING frame with another control block, all checksums right."""
     frame = bytearray(-(-(48 + len(control)) // 64) * 64)
-    struct.pack_into("<4sBBBBIHHQQIII", frame, 0, b"DSPK", 2, 0, 32, 0, len(control), 0, 0, 0, 0, 2**32 - 1, 0, crc32c(control))
+    struct.pack_into(
+        "<4sBBBBIHHQQIII",
+        frame,
+        0,
+        b"DSPK",
+        2,
+        0,
+        32,
+        0,
+        len(control),
+        0,
+        0,
+        0,
+        0,
+        2**32 - 1,
+        0,
+        crc32c(control),
+    )
     struct.pack_into("<I", frame, 44, crc32c(bytes(frame[:44])))
     frame[48 : 48 + len(control)] = control
     return frame
@@ -107,7 +124,9 @@ def test_body_that_differs_from_its_descriptor_is_refused() -> None:
 
 def test_the_largest_step_fits_the_control_limit() -> None:
     items = tuple(
-        StepItem(2**64 - 1, 1023, 2**62, 2**32 - 1, 2**31 - 1, 2**31 - 1, bytes(8), 32, Lane.RATIO, tap_rows=4096)
+        StepItem(
+            2**64 - 1, 1023, 2**62, 2**32 - 1, 2**31 - 1, 2**31 - 1, bytes(8), 32, Lane.RATIO, tap_rows=4096
+        )
         for _ in range(32)
     )
     body = describe(BodyKind.TAPS, Dtype.BF16, 4096, 2**26, b"", Checksum.XXH3_64)

@@ -10,9 +10,9 @@ import pytest
 from dspark_proto import (
     Accepted,
     Checksum,
-    DraftLayout,
     DrafterConnection,
     DrafterState,
+    DraftLayout,
     Dtype,
     ErrorCode,
     HelloReceived,
@@ -307,7 +307,12 @@ def test_drafter_refuses_calls_out_of_order() -> None:
 
 def test_verifier_refuses_everything_before_hello() -> None:
     verifier = VerifierConnection(parameters(100))
-    for call in (verifier.stats, lambda: verifier.ping(0), lambda: verifier.close(0), lambda: verifier.generation(0)):
+    for call in (
+        verifier.stats,
+        lambda: verifier.ping(0),
+        lambda: verifier.close(0),
+        lambda: verifier.generation(0),
+    ):
         with pytest.raises(LocalProtocolError) as caught:
             call()
         assert caught.value.code is ErrorCode.HELLO_REQUIRED

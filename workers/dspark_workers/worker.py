@@ -25,6 +25,7 @@ from dspark_proto import (
     ErrorCode,
     HelloParameters,
     HelloReceived,
+    PeerSilent,
     SlotCancelled,
     SlotClosed,
     SlotOpened,
@@ -32,6 +33,7 @@ from dspark_proto import (
     StepArrived,
     StepItem,
 )
+from dspark_proto.transports.base import PeerFrame
 from torch import Tensor
 
 from dspark_workers.chain import DraftPolicy, MarkovChain, Proposal
@@ -91,19 +93,19 @@ class Worker:
         self._q = np.zeros(depth * support, dtype=np.float32)
         self._entries = np.zeros(depth, dtype=np.int32)
 
-    def receive(self, arrivals: Iterable[tuple[bytes, memoryview]], now_ns: int) -> None:
+    def receive(self, arrivals: Iterable[PeerFrame], now_ns: int) -> None:
         """Feed frames; steps wait until `draft_pending`."""
-        for name, frame in arrivals:
-            peer = self.peers.get(name)
+        for arrival in arrivals:
+            peer = self.peers.get(arrival.peer)
             if peer is None:
-                peer = self.peers[name] = Peer(name, DrafterConnection(self.parameters))
-            for event in peer.connection.receive(frame, now_ns):
+                peer = self.peers[arrival.peer] = Peer(arrival.peer, DrafterConnection(self.parameters))
+            for event in peer.connection.receive(arrival.frame, now_ns):
                 self._on(event, peer, now_ns)
             self._send(peer, peer.connection.frames_to_send())
 
     def expire(self, now_ns: int) -> None:
         """Let the connections' timers run."""
-        for peer in self.peers.values():
+        for peer in list(self.peers.values()):
             for event in peer.connection.expire(now_ns):
                 self._on(event, peer, now_ns)
             self._send(peer, peer.connection.frames_to_send())
@@ -217,6 +219,12 @@ class Worker:
     def _(self, event: SlotReset, peer: Peer, now_ns: int) -> None:
         if event.slot in peer.leases:
             self._state.open(peer.leases[event.slot].state_slot)
+
+    @_on.register
+    def _(self, event: PeerSilent, peer: Peer, now_ns: int) -> None:
+        # A verifier that comes back is a new connection with a new name; this one's leases are free again.
+        self._release_all(peer)
+        self.peers.pop(peer.name, None)
 
     @_on.register(SlotClosed)
     @_on.register(SlotCancelled)

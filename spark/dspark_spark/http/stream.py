@@ -84,6 +84,5 @@ class EventStream(Response):
         # Headers go out before the first event, so that a client sees them while the prompt is being read.
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for frame in self._events:
-            if frame:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

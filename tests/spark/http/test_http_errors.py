@@ -323,6 +323,20 @@ def test_busy_engine(endpoint: Any, stream: bool) -> None:
     assert response.headers["retry-after"] == "1"
 
 
+def test_refused_requests_are_not_counted_as_ended(endpoint: Any) -> None:
+    before = endpoint.sample("dspark:e2e_request_latency_seconds_count")
+    endpoint.engine.script = [EngineBusyError("full")]
+    endpoint.chat()
+    assert endpoint.sample("dspark:e2e_request_latency_seconds_count") == before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusing_one_choice_ends_the_others(endpoint: Any, eventually: Any, stream: bool) -> None:
+    endpoint.engine.scripts = {"one": [EngineBusyError("full")], "two": [30.0]}
+    assert endpoint.complete(prompt=["one", "two"], stream=stream).status_code == 503
+    assert eventually(lambda: endpoint.engine.running == 0, 1.0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_engine_that_is_not_ready_or_dead(endpoint: Any, stream: bool) -> None:
     endpoint.engine.ready = False

@@ -1,0 +1,51 @@
+"""Body descriptors: what a frame's bodies hold, under the control checksum.
+
+Spec: SPEC.md, section "Bodies". Called by ``messages``, ``frame`` and both connections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .buffers import Buffer
+from .checksums import BODY_CHECKSUM_BYTES, body_checksum
+from .fields import Choice, Field, Record, UInt, fixed_bin
+from .limits import BODY_BYTES_MAX, CONTEXT_CHUNK_ROWS_MAX
+from .registry import BodyKind, Checksum, Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDescriptor(Record):
+    """What one body holds; it is under the control checksum, so a body is trusted through it."""
+
+    kind: BodyKind
+    dtype: Dtype
+    rows: int
+    entries: int
+    body_bytes: int
+    checksum_kind: Checksum
+    checksum: bytes
+
+    NAME: ClassVar[str] = "BODY"
+    LAYOUT: ClassVar[tuple[Field, ...]] = (
+        Choice("kind", BodyKind),
+        Choice("dtype", Dtype),
+        UInt("rows", CONTEXT_CHUNK_ROWS_MAX),
+        UInt("entries", BODY_BYTES_MAX),
+        UInt("body_bytes", BODY_BYTES_MAX),
+        Choice("checksum_kind", Checksum),
+        fixed_bin("checksum", BODY_CHECKSUM_BYTES),
+    )
+
+    @property
+    def shape(self) -> tuple[BodyKind, Dtype, int, int, int]:
+        """Everything but the checksum."""
+        return self.kind, self.dtype, self.rows, self.entries, self.body_bytes
+
+
+def describe(
+    kind: BodyKind, dtype: Dtype, rows: int, entries: int, body: Buffer, checksum: Checksum
+) -> BodyDescriptor:
+    """Descriptor of a body of ``rows`` rows with ``entries`` elements each."""
+    return BodyDescriptor(kind, dtype, rows, entries, len(body), checksum, body_checksum(checksum, body))
