@@ -75,7 +75,7 @@ class DrafterNetwork:
         max_positions: int | None = None,
     ) -> None:
         self.config = config
-        check_shapes(config, weights)
+        check_shapes(config, weights, embedding=True)
         self.embed = weights[EMBED]
         self.norm = weights["norm.weight"]
         self.hidden_norm = weights["hidden_norm.weight"]
@@ -172,9 +172,11 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(config: DrafterConfig, weights: Mapping[str, Tensor]) -> None:
+def check_shapes(config: DrafterConfig, weights: Mapping[str, Tensor], *, embedding: bool) -> None:
     """Raise ModelConfigError naming the first tensor that is missing or has another shape than the config says."""
-    shapes = expected_shapes(config) | {EMBED: (config.vocab_size, config.hidden_size)}
+    shapes = expected_shapes(config)
+    if embedding:
+        shapes[EMBED] = (config.vocab_size, config.hidden_size)
     for name, shape in shapes.items():
         if name not in weights:
             raise ModelConfigError(f"the drafter checkpoint lacks the tensor {name}")

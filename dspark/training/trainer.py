@@ -34,13 +34,13 @@ class TrainSettings:
     """Optimisation settings. A step trains `sequences * anchors` blocks."""
 
     steps: int
-    sequences: int = 12
-    anchors: int = 48
+    sequences: int = 8
+    anchors: int = 40
     learning_rate: float = 1e-3
     warmup: float = 0.04
     clip: float = 1.0
     seed: int = 1
-    evaluate_every: int = 100
+    evaluate_every: int = 200
     save_every: int = 100
 
 
@@ -135,7 +135,7 @@ class Trainer:
         self._order: list[int] = []
         trained = [t for n, t in self.weights.items() if n not in FROZEN]
         self._optimiser = torch.optim.AdamW(
-            trained, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), foreach=True
+            trained, lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True
         )
         self.network = DrafterNetwork(
             config, self.weights, linear=lambda w: lambda x: F.linear(x, w), max_positions=4096

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES, body_checksum
-from .fields import Choice, Field, Record, UInt, fixed_bin
+from .fields import Field, Record, UInt, enum_field, fixed_bin
 from .limits import BODY_BYTES_MAX, CONTEXT_CHUNK_ROWS_MAX
 from .registry import BodyKind, Checksum, Dtype
 
@@ -29,12 +29,12 @@ class BodyDescriptor(Record):
 
     NAME: ClassVar[str] = "BODY"
     LAYOUT: ClassVar[tuple[Field, ...]] = (
-        Choice("kind", BodyKind),
-        Choice("dtype", Dtype),
+        enum_field("kind", BodyKind),
+        enum_field("dtype", Dtype),
         UInt("rows", CONTEXT_CHUNK_ROWS_MAX),
         UInt("entries", BODY_BYTES_MAX),
         UInt("body_bytes", BODY_BYTES_MAX),
-        Choice("checksum_kind", Checksum),
+        enum_field("checksum_kind", Checksum),
         fixed_bin("checksum", BODY_CHECKSUM_BYTES),
     )
 

@@ -10,22 +10,19 @@ from collections.abc import Callable
 from typing import Final
 
 import xxhash
-from crc32c import crc32c as _crc32c
+from crc32c import crc32c
 
 from .buffers import Buffer
 from .registry import Checksum
+
+__all__ = ("BODY_CHECKSUM_BYTES", "NO_CHECKSUM", "body_checksum", "crc32c", "xxh3_64_bytes")
 
 BODY_CHECKSUM_BYTES: Final = 8
 NO_CHECKSUM: Final = bytes(BODY_CHECKSUM_BYTES)
 
 
-def crc32c(data: Buffer, seed: int = 0) -> int:
-    """CRC32C of ``data``, continuing from ``seed``; crc32c(b"123456789") is 0xE3069283."""
-    return int(_crc32c(data, seed))
-
-
 def _crc32c_bytes(data: Buffer) -> bytes:
-    return _crc32c(data).to_bytes(BODY_CHECKSUM_BYTES, "little")
+    return crc32c(data).to_bytes(BODY_CHECKSUM_BYTES, "little")
 
 
 def xxh3_64_bytes(data: Buffer) -> bytes:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from .canonical import encode_canonical
 from .errors import LocalProtocolError
-from .fields import Bin, Choice, Field, Record, Text, UInt, UInts, fixed_bin
+from .fields import Bin, Field, Record, Text, UInt, UInts, enum_field, fixed_bin
 from .limits import (
     AUTH_BYTES_MAX,
     COMPAT_BYTES_MAX,
@@ -96,13 +96,13 @@ class Compatibility(Record):
         Text("target_identity"),
         fixed_bin("tokenizer_hash", HASH_BYTES),
         UInts("tap_layers", U16_MAX, TAP_LAYERS_MAX, 1),
-        Choice("tap_dtype", Dtype),
+        enum_field("tap_dtype", Dtype),
         UInt("tap_width", TAP_WIDTH_MAX, 1),
-        Choice("draft_layout", DraftLayout),
-        Choice("semantic_id", SemanticId),
-        Choice("verifier_id", VerifierId),
-        Choice("rng_abi", RngAbi),
-        Choice("precision", Precision),
+        enum_field("draft_layout", DraftLayout),
+        enum_field("semantic_id", SemanticId),
+        enum_field("verifier_id", VerifierId),
+        enum_field("rng_abi", RngAbi),
+        enum_field("precision", Precision),
         UInt("lanes", LANES_ALL, 1),
         UInt("wire_major", U16_MAX),
     )
@@ -189,7 +189,7 @@ class Accept(Message):
         UInt("verifier_epoch", U64_MAX),
         UInt("serial", U32_MAX),
         *CAPACITIES,
-        Choice("checksum_kind", Checksum),
+        enum_field("checksum_kind", Checksum),
         UInt("tap_row_bytes", U32_MAX),
         UInt("reply_bytes", U32_MAX),
         UInt("capabilities", U64_MAX),
@@ -214,7 +214,7 @@ class Reject(Message):
         UInt("epoch", U64_MAX),
         UInt("verifier_epoch", U64_MAX),
         UInt("serial", U32_MAX),
-        Choice("code", ErrorCode),
+        enum_field("code", ErrorCode),
         Text("field"),
         Text("drafter_value"),
         Text("verifier_value"),

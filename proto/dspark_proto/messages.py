@@ -16,7 +16,7 @@ from .bodies import BodyDescriptor
 from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES
 from .digest import DIGEST_BYTES, EMPTY_DIGEST
-from .fields import Choice, Field, Record, Records, Text, UInt, fixed_bin
+from .fields import Field, Record, Records, Text, UInt, enum_field, fixed_bin
 from .limits import (
     BODY_BYTES_MAX,
     BODY_COUNT_MAX,
@@ -43,7 +43,7 @@ from .registry import Cause, ErrorCode, Lane, MessageType, Representation, Scope
 _SESSION: Final = UInt("session", U64_MAX)
 _EPOCH: Final = UInt("epoch", U64_MAX)
 _DIGEST: Final = fixed_bin("prefix_digest", DIGEST_BYTES)
-_CAUSE: Final = Choice("cause", Cause)
+_CAUSE: Final = enum_field("cause", Cause)
 STATUS_OK: Final = 0
 
 
@@ -82,8 +82,8 @@ class Open(Message):
         _SESSION,
         UInt("seed", U64_MAX),
         UInt("draft_temperature_micro", DRAFT_TEMPERATURE_MICRO_MAX),
-        Choice("support", SupportPolicy),
-        Choice("lane", Lane),
+        enum_field("support", SupportPolicy),
+        enum_field("lane", Lane),
         UInt("choice", U8_MAX),
         UInt("context_start", POSITION_MAX),
         fixed_bin("start_digest", DIGEST_BYTES),
@@ -148,7 +148,7 @@ class StepItem(Record):
         UInt("anchor_position", POSITION_MAX),
         _DIGEST,
         UInt("depth", DEPTH_MAX, 1),
-        Choice("lane", Lane),
+        enum_field("lane", Lane),
         UInt("context_version", U32_MAX),
         UInt("accepted_count", NO_COMMIT),
         UInt("commit_token", VOCAB_MAX),
@@ -191,7 +191,7 @@ class Row(Message):
         UInt("row_count", DEPTH_MAX, 1),
         UInt("depth", DEPTH_MAX, 1),
         UInt("support", SUPPORT_MAX, 1),
-        Choice("representation", Representation),
+        enum_field("representation", Representation),
         _BODIES,
     )
 
@@ -348,8 +348,8 @@ class ErrorMessage(Message):
     NAME: ClassVar[str] = "ERROR"
     TYPE: ClassVar[MessageType] = MessageType.ERROR
     LAYOUT: ClassVar[tuple[Field, ...]] = (
-        Choice("code", ErrorCode),
-        Choice("scope", Scope),
+        enum_field("code", ErrorCode),
+        enum_field("scope", Scope),
         _SESSION,
         Text("where"),
     )
@@ -363,7 +363,7 @@ class StatsCounter(Record):
     count: int
 
     NAME: ClassVar[str] = "STATS.counter"
-    LAYOUT: ClassVar[tuple[Field, ...]] = (Choice("code", ErrorCode), UInt("count", U64_MAX))
+    LAYOUT: ClassVar[tuple[Field, ...]] = (enum_field("code", ErrorCode), UInt("count", U64_MAX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,10 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
 
 
 def _leased(slot: VerifierSlot) -> tuple[ReplyLayout, Lease]:
+    """The lease that every AWAITING slot holds."""
     lease = slot.lease
-    if lease is None or lease.layout is None:
-        raise RemoteProtocolError(ErrorCode.STALE_ROUND, "ROW.round")
+    assert lease is not None
+    assert lease.layout is not None
     return lease.layout, lease
 
 

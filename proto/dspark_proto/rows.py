@@ -10,7 +10,7 @@ package, on the views handed out. Spec: SPEC.md, section "Rows". Called by both 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
@@ -19,7 +19,7 @@ from typing import Final
 from .buffers import Buffer, byte_view
 from .checksums import crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import DEPTH_MAX
+from .limits import DEPTH_MAX, VOCAB_MAX
 from .registry import BodyKind, Dtype, ErrorCode
 
 RECORD_BYTES: Final = 16
@@ -97,15 +97,13 @@ def write_reply(
             "reply",
             f"needs {layout.depth} rows of {layout.support} entries, 4 bytes each",
         )
+    if min(tokens) < 0 or max(tokens) > VOCAB_MAX or not 1 <= min(entries) <= max(entries) <= layout.support:
+        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token or entries out of range")
     block[layout.ids_offset : layout.q_offset] = ids_view
     block[layout.q_offset : layout.total_bytes] = q_view
-    for row, (token, count) in enumerate(zip(tokens, entries, strict=True)):
-        if not 1 <= count <= layout.support or token < 0:
-            raise LocalProtocolError(
-                ErrorCode.BAD_ROW_RECORD, f"reply.row[{row}]", "token or entries out of range"
-            )
-        crc = _row_crc(_CHOSEN.pack(token, count), block, layout, row)
-        _RECORD.pack_into(block, row * RECORD_BYTES, token, count, crc, 0)
+    chosen = list(zip(tokens, entries, strict=True))
+    for row, crc in enumerate(_row_crcs(block, layout, chosen)):
+        _RECORD.pack_into(block, row * RECORD_BYTES, *chosen[row], crc, 0)
 
 
 def check_reply(
@@ -115,21 +113,24 @@ def check_reply(
 
     Raises :class:`RemoteProtocolError` BAD_ROW_CRC, or BAD_ROW_RECORD for a value out of range.
     """
-    tokens, entries = [], []
-    for row in range(layout.depth):
-        token, count, crc, reserved = _RECORD.unpack_from(block, row * RECORD_BYTES)
-        chosen = block[row * RECORD_BYTES : row * RECORD_BYTES + _CHOSEN.size]
-        if crc != _row_crc(chosen, block, layout, row):
+    records = list(_RECORD.iter_unpack(block[: layout.ids_offset]))
+    for (token, count, crc, _), expected in zip(records, _row_crcs(block, layout, records), strict=True):
+        if crc != expected:
             raise RemoteProtocolError(ErrorCode.BAD_ROW_CRC, "ROW.records")
-        if reserved or not 0 <= token < vocab_size or not 1 <= count <= layout.support:
+        if not 0 <= token < vocab_size or not 1 <= count <= layout.support:
             raise RemoteProtocolError(ErrorCode.BAD_ROW_RECORD, "ROW.records")
-        tokens.append(token)
-        entries.append(count)
-    return tuple(tokens), tuple(entries)
+    if any(reserved for _, _, _, reserved in records):
+        raise RemoteProtocolError(ErrorCode.BAD_ROW_RECORD, "ROW.records")
+    return tuple(record[0] for record in records), tuple(record[1] for record in records)
 
 
-def _row_crc(chosen: Buffer, block: memoryview, layout: ReplyLayout, row: int) -> int:
-    width = layout.row_bytes
-    ids_at = layout.ids_offset + row * width
-    q_at = layout.q_offset + row * width
-    return crc32c(block[q_at : q_at + width], crc32c(block[ids_at : ids_at + width], crc32c(chosen)))
+def _row_crcs(block: memoryview, layout: ReplyLayout, chosen: Iterable[tuple[int, ...]]) -> list[int]:
+    """CRC32C of each row: (token, entries), then its ids, then its q."""
+    width, ids_at, q_at = layout.row_bytes, layout.ids_offset, layout.q_offset
+    crcs = []
+    for token, count, *_ in chosen:
+        crc = crc32c(block[ids_at : ids_at + width], crc32c(_CHOSEN.pack(token, count)))
+        crcs.append(crc32c(block[q_at : q_at + width], crc))
+        ids_at += width
+        q_at += width
+    return crcs

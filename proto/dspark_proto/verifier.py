@@ -61,7 +61,7 @@ class VerifierConnection(VerifierInbox):
     """
 
     def hello(self, now_ns: int) -> memoryview:
-        """Ask for a connection; also after LOST. Every slot is free afterwards; generations only go up."""
+        """Ask for a connection; also after LOST. Every slot is free afterwards, without further events."""
         self._retire_slots(ErrorCode.HELLO_REQUIRED)
         self._serial += 1
         self._hello_deadline_ns = now_ns + HANDSHAKE_DEADLINE_MS * NANOSECONDS_PER_MS

@@ -89,6 +89,7 @@ class DraftLink:
         self._draining_until_ns = 0
         self._ready: dict[int, ProposalReady] = {}
         self._waiting: set[int] = set()
+        self._quarantined_epoch: int | None = None
         self.up = False
         self.reconnects = 0
         self.generation_bumps = 0
@@ -208,6 +209,19 @@ class DraftLink:
                 self._down("step_deadline")
         return self._ready
 
+    def invalid(self, reason: str) -> None:
+        """A worker sent rows that pass every checksum and are no distribution: quarantine this worker process.
+
+        Routine fallback would make a discard depend on drafted values, so this ends the link until another process
+        (another epoch) answers.
+        """
+        negotiated = self._connection.negotiated
+        assert negotiated is not None
+        self._quarantined_epoch = negotiated.peer_epoch
+        self.last_error = f"the worker is quarantined: it sent an invalid row ({reason}); restart it"
+        self.discards["invalid_row"] += 1
+        self._down("quarantined")
+
     def _receive(self, timeout_ms: int) -> None:
         for frame in self._client.poll(timeout_ms):
             for event in self._connection.receive(frame, time.monotonic_ns()):
@@ -229,9 +243,11 @@ class DraftLink:
             case Rejected():
                 self.last_error = f"worker refused: {event.field}: ours {event.local!r}, theirs {event.peer!r}"
                 self._down("rejected")
-            case ProposalReady():
+            case ProposalReady() if event.slot in self._waiting:
                 self._waiting.discard(event.slot)
                 self._ready[event.slot] = event
+            case ProposalReady():
+                event.lease.release()
             case StepFailed():
                 self._discard(event.slot, "worker_failed", lost=event.needs_reset)
             case StepTimedOut():
@@ -260,6 +276,10 @@ class DraftLink:
             self.feed(lease)
 
     def _up(self) -> None:
+        negotiated = self._connection.negotiated
+        if negotiated is not None and negotiated.peer_epoch == self._quarantined_epoch:
+            self._down("quarantined")
+            return
         self.up = True
         self.last_error = None
         self._draining_until_ns = 0

@@ -280,7 +280,6 @@ class Engine:
                 requests.append(self._draft_request(sequence, depth))
             else:
                 tally.target_only[reason] = tally.target_only.get(reason, 0) + 1
-                sequence.counters.target_only_steps += 1
         if not requests or self.link is None:
             return {}
         self.link.step(requests)
@@ -301,9 +300,7 @@ class Engine:
 
     def _draft_request(self, sequence: Sequence, depth: int) -> DraftRequest:
         assert sequence.lease is not None
-        c = sequence.counters
-        c.rounds += 1
-        c.drafted += depth
+        sequence.counters.drafted += depth
         accepted, sequence.last_accepted = sequence.last_accepted, None
         return DraftRequest(
             lease=sequence.lease,
@@ -328,7 +325,7 @@ class Engine:
             try:
                 proposals[request.lease.slot] = read_proposal(event, self._model.config.vocab_size)
             except RowError as error:
-                self.link.invalid(request.lease, str(error))
+                self.link.invalid(str(error))
             finally:
                 event.lease.release()
         self.stopwatch.lap("validate")
@@ -405,6 +402,7 @@ class Engine:
     ) -> None:
         if proposal is None:
             accepted, token, drafted = 0, self._sample(sequence, logits), []
+            sequence.counters.target_only_steps += 1
         else:
             drafted = proposal.tokens
             accepted, token = self._judge(sequence, logits, proposal)
@@ -450,6 +448,7 @@ class Engine:
         return chosen
 
     def _count(self, sequence: Sequence, depth: int, accepted: int, tally: _Tally) -> None:
+        sequence.counters.rounds += 1
         sequence.counters.verified += depth
         sequence.counters.accepted += accepted
         tally.verified += depth

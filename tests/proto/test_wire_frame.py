@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgpack
 import pytest
+
 from dspark_proto import (
     Checksum,
     ErrorCode,
@@ -236,7 +237,7 @@ def test_negative_integers_are_canonical_but_out_of_range() -> None:
 
 def test_three_arrays_deep_is_the_profile() -> None:
     values: list[object] = [[[1, b"a", "b"]]]
-    assert decode_canonical(encode_canonical(values)) == values  # type: ignore[arg-type]
+    assert decode_canonical(encode_canonical(values)) == values
 
 
 @pytest.mark.parametrize("values", [[5], [5, 6, 7], [5, b"6"], [5, 2**64 - 1, 0], [[5], 6], ["5", 6]])

@@ -1,10 +1,14 @@
-"""Damaged, held back and repeated frames: receive() never raises, nothing wrong is accepted, nothing leaks."""
+"""Damaged, held back, repeated frames: receive() never raises, nothing wrong is accepted, nothing leaks."""
 
 from __future__ import annotations
 
 import struct
 from contextlib import suppress
 from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_pairs import Pair, connect, parameters, reply_arrays, taps
 
 from dspark_proto import (
     Cause,
@@ -17,9 +21,6 @@ from dspark_proto import (
     encode_frame,
 )
 from dspark_proto.messages import Ping, Pong, Stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from wire_pairs import Pair, connect, parameters, reply_arrays, taps
 
 FEW = settings(max_examples=150, deadline=None, database=None)
 
@@ -94,6 +95,30 @@ def test_a_rewritten_control_with_right_checksums_is_accepted_or_refused_in_orde
     pair.open(0)
     pair.up(damaged)
     pair.down(damaged)
+
+
+@FEW
+@given(
+    st.integers(0, len(frames()) - 1),
+    st.sampled_from([0, 1, 3, 4, 2**31, 2**32 - 1]),
+    st.sampled_from([0, 1, 2, 2**63, 2**64 - 1]),
+    st.sampled_from([0, 1, 2**32 - 1]),
+    st.booleans(),
+)
+def test_any_key_on_any_frame_is_handled(
+    index: int, slot: int, generation: int, round_: int, damage: bool
+) -> None:
+    frame = bytearray(frames()[index])
+    struct.pack_into("<QII", frame, 24, generation, slot, round_)
+    struct.pack_into("<I", frame, 44, crc32c(bytes(frame[:44])))
+    if damage:
+        frame[48] ^= 1
+    pair = connect()
+    pair.open(0)
+    pair.verifier.step([pair.item(1)], 0)
+    pair.up(frame)
+    pair.down(frame)
+    pair.settle()
 
 
 @FEW

@@ -7,6 +7,8 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from wire_pairs import MS, Pair, compatibility, connect, parameters, reply_arrays
+
 from dspark_proto import (
     Accepted,
     Checksum,
@@ -30,7 +32,6 @@ from dspark_proto import (
 from dspark_proto.hello import Accept, Hello
 from dspark_proto.limits import HANDSHAKE_DEADLINE_MS
 from dspark_proto.messages import Ping
-from wire_pairs import MS, Pair, compatibility, connect, parameters, reply_arrays
 
 
 def joined(verifier: Any = None, drafter: Any = None) -> Pair:
@@ -42,7 +43,7 @@ def joined(verifier: Any = None, drafter: Any = None) -> Pair:
 def hello(pair: Pair, **changes: Any) -> HelloReceived:
     """Send the verifier's HELLO with some fields changed; returns the drafter's event."""
     message = decode_frame(pair.verifier.hello(pair.now_ns)).message
-    (event,) = pair.up(encode_frame(replace(message, **changes)))  # type: ignore[type-var]
+    (event,) = pair.up(encode_frame(replace(message, **changes)))
     return event
 
 
@@ -173,7 +174,7 @@ def test_accept_with_a_checksum_that_was_not_offered() -> None:
     pair = joined(verifier=parameters(100, checksums=1))
     pair.up(pair.verifier.hello(0))
     accept = decode_frame(pair.drafter.accept(0)).message
-    (event,) = pair.down(encode_frame(replace(accept, checksum_kind=Checksum.XXH3_64)))  # type: ignore[type-var]
+    (event,) = pair.down(encode_frame(replace(accept, checksum_kind=Checksum.XXH3_64)))
     assert event.code is ErrorCode.NO_COMMON_CHECKSUM
 
 

@@ -6,8 +6,9 @@ import ast
 import sys
 from pathlib import Path
 
-import dspark_proto
 import pytest
+
+import dspark_proto
 
 PACKAGE = Path(dspark_proto.__file__).parent
 ALLOWED = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dspark_proto import limits, registry
 from dspark_proto.frame import MESSAGES
 from dspark_proto.prefix import MAGIC, MAJOR, MINOR

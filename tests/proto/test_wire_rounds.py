@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from wire_pairs import MS, SESSION, Pair, compatibility, connect, digest_of, parameters, reply_arrays, taps
+
 from dspark_proto import (
     NO_COMMIT,
     Cause,
@@ -36,8 +38,9 @@ from dspark_proto import (
     decode_frame,
     encode_frame,
 )
-from dspark_proto.messages import Commit, Completion, ErrorMessage, Ping, Pong, Stats
-from wire_pairs import MS, SESSION, Pair, connect, digest_of, parameters, reply_arrays, taps
+from dspark_proto.bodies import describe
+from dspark_proto.messages import Commit, Completion, ErrorMessage, Ping, Pong, Stats, Step
+from dspark_proto.registry import BodyKind, Dtype
 
 STEP_DEADLINE = 1000 * MS
 
@@ -133,7 +136,7 @@ def test_reply_length_does_not_depend_on_what_was_drafted(pair: Pair) -> None:
     for round_, token in enumerate((0, 127, 128, 255, 256, 999)):
         (item,) = pair.step(pair.item(round_))
         frames = pair.drafter.reply(item, **(reply_arrays(token=token) | {"entries": [round_ + 1] * 5}))
-        lengths.add(tuple(len(frame) for frame in frames) + (decode_frame(frames[0]).prefix.control_bytes,))
+        lengths.add((*map(len, frames), decode_frame(frames[0]).prefix.control_bytes))
         pair.down(*frames)[0].lease.release()
     assert len(lengths) == 1
 
@@ -313,7 +316,7 @@ def test_truncated_frame(pair: Pair) -> None:
 def rebuilt(frame: bytearray, key: Key | None = None, **changes: Any) -> memoryview:
     """A reply frame with some control fields changed, checksums right."""
     decoded = decode_frame(frame)
-    message = replace(decoded.message, **changes)  # type: ignore[type-var]
+    message = replace(decoded.message, **changes)
     return encode_frame(message, key or decoded.prefix.key, decoded.bodies)
 
 
@@ -367,20 +370,18 @@ def test_a_row_record_that_passes_its_checksums_is_still_checked(pair: Pair) -> 
     row = decode_frame(frames[0])
     records = bytearray(row.bodies[0])
     records[8] ^= 1
-    from dspark_proto.bodies import describe
-
-    body = row.message.bodies[0]  # type: ignore[attr-defined]
+    body = row.message.bodies[0]
     fixed = describe(body.kind, body.dtype, body.rows, body.entries, records, Checksum.XXH3_64)
-    message = replace(row.message, bodies=(fixed, *row.message.bodies[1:]))  # type: ignore[type-var,attr-defined]
+    message = replace(row.message, bodies=(fixed, *row.message.bodies[1:]))
     (failed,) = pair.down(encode_frame(message, row.prefix.key, [records, *row.bodies[1:]]), frames[1])
     assert failed.code is ErrorCode.BAD_REPLY_CHECKSUM
 
 
 def test_body_checksum_of_another_kind_than_negotiated(pair: Pair) -> None:
     row, _ = reply_frames(pair)
-    bodies = tuple(replace(body, checksum_kind=Checksum.CRC32C) for body in decode_frame(row).message.bodies)  # type: ignore[attr-defined]
+    bodies = tuple(replace(body, checksum_kind=Checksum.CRC32C) for body in decode_frame(row).message.bodies)
     decoded = decode_frame(row)
-    frame = encode_frame(replace(decoded.message, bodies=bodies), decoded.prefix.key, decoded.bodies)  # type: ignore[type-var]
+    frame = encode_frame(replace(decoded.message, bodies=bodies), decoded.prefix.key, decoded.bodies)
     (failed,) = pair.down(frame)
     assert failed.code is ErrorCode.BAD_DESCRIPTOR
 
@@ -497,10 +498,6 @@ def test_lost_context_is_a_gap_that_fails_the_slot(pair: Pair) -> None:
 
 def forged(pair: Pair, **changes: Any) -> memoryview:
     """A STEP that our own verifier would refuse to send."""
-    from dspark_proto.bodies import describe
-    from dspark_proto.messages import Step
-    from dspark_proto.registry import BodyKind, Dtype
-
     item = replace(pair.item(1), **changes)
     body = describe(BodyKind.TAPS, Dtype.BF16, 1, 24, item.taps, Checksum.XXH3_64)
     return encode_frame(Step((item,), (body,)), Key(item.slot, item.generation, item.round), [item.taps])
@@ -546,7 +543,7 @@ def test_a_step_of_someone_else_is_dropped(pair: Pair, changes: dict[str, Any], 
 def test_slot_out_of_range_is_answered(pair: Pair) -> None:
     assert pair.up(forged(pair, slot=9)) == []
     (error,) = (decode_frame(frame).message for frame in pair.drafter.frames_to_send())
-    assert (error.code, error.scope) == (ErrorCode.SLOT_OUT_OF_RANGE, Scope.SESSION)  # type: ignore[attr-defined]
+    assert (error.code, error.scope) == (ErrorCode.SLOT_OUT_OF_RANGE, Scope.SESSION)
 
 
 def test_wrong_digest_is_found_where_the_tokens_are_known(pair: Pair) -> None:
@@ -605,6 +602,21 @@ def test_commit_is_reported_once_and_its_repetition_ignored(pair: Pair) -> None:
         pair.verifier.commit(0, 1, 5, digest_of(42, 9))
     (item,) = pair.step(pair.item(2, tap_rows=2, anchor_token=5, prefix_digest=digest_of(42, 9)))
     assert pair.drafter.frames_to_send() == []
+
+
+def test_commit_is_accepted_where_the_tokens_are_unknown(pair: Pair) -> None:
+    pair.up(*pair.verifier.context(0, 0, 2, taps(2)).frames)
+    (item,) = pair.step(pair.item(1, tap_rows=0, prefix_digest=b"unknown!"))
+    pair.down(*pair.drafter.reply(item, **reply_arrays(token=9)))[0].lease.release()
+    pair.up(*pair.verifier.context(0, 2, 3, taps(3)).frames)
+    (committed,) = pair.up(pair.verifier.commit(0, 1, 5, b"unknown?"))
+    assert (committed.token, committed.position) == (5, 4)
+    (item,) = pair.step(pair.item(2, tap_rows=1, anchor_token=6, prefix_digest=b"unknown!"))
+    pair.down(*pair.drafter.reply(item, **reply_arrays()))
+    wrong = pair.item(3, tap_rows=1, prefix_digest=b"unknown!")
+    pair.up(pair.verifier.step([wrong], 0))
+    (failed,) = pair.settle()
+    assert failed.code is ErrorCode.DIGEST_MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -668,8 +680,6 @@ def test_open_out_of_range_changes_nothing(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_only_negotiated_lanes_may_be_opened(lanes: int) -> None:
-    from wire_pairs import compatibility
-
     compat = compatibility(lanes=lanes)
     pair = connect(parameters(1, compat), parameters(2, compat))
     for lane in Lane:
@@ -768,14 +778,12 @@ def test_context_is_chunked_and_waits_for_credit() -> None:
 
 
 def test_large_context_is_sent_in_bounded_frames() -> None:
-    from wire_pairs import compatibility
-
     compat = compatibility(tap_width=4096)
     pair = connect(parameters(1, compat), parameters(2, compat))
     pair.open(0)
     rows, width = 100, compat.tap_row_bytes
     sent = pair.verifier.context(0, 0, rows, bytes(rows * width))
-    assert [decode_frame(frame).message.rows for frame in sent.frames] == [42, 42, 16]  # type: ignore[attr-defined]
+    assert [decode_frame(frame).message.rows for frame in sent.frames] == [42, 42, 16]
     assert [event.first_position for event in pair.up(*sent.frames)] == [0, 42, 84]
 
 

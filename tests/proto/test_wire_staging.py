@@ -6,6 +6,8 @@ import struct
 
 import pytest
 import xxhash
+from wire_pairs import VOCAB, reply_arrays
+
 from dspark_proto import (
     EMPTY_DIGEST,
     ErrorCode,
@@ -19,7 +21,6 @@ from dspark_proto import (
     prefix_digest,
 )
 from dspark_proto.rows import check_reply, write_reply
-from wire_pairs import VOCAB, reply_arrays
 
 KEY = Key(1, 2, 3)
 LAYOUT = ReplyLayout(2, 4)
@@ -87,6 +88,16 @@ def written(depth: int = 5, support: int = 32) -> tuple[memoryview, ReplyLayout]
     block = memoryview(bytearray(layout.total_bytes))
     write_reply(block, layout, **reply_arrays(depth, support))
     return block, layout
+
+
+def test_arrays_may_be_passed_as_views_of_their_own_type() -> None:
+    layout = ReplyLayout(5, 32)
+    block = memoryview(bytearray(layout.total_bytes))
+    arrays = reply_arrays()
+    arrays["ids"] = arrays["ids"].cast("i")
+    arrays["q"] = arrays["q"].cast("f")
+    write_reply(block, layout, **arrays)
+    assert block == written()[0]
 
 
 def test_reply_round_trip() -> None:

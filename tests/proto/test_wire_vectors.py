@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dspark_proto import ErrorCode, RemoteProtocolError, decode_frame, encode_frame, prefix_digest
+
+from dspark_proto import (
+    ErrorCode,
+    MessageType,
+    RemoteProtocolError,
+    decode_frame,
+    encode_frame,
+    prefix_digest,
+)
 
 ROOT = Path(__file__).parents[2] / "proto"
 
@@ -54,8 +62,6 @@ def test_digest(vector: dict[str, Any]) -> None:
 
 
 def test_every_message_type_has_a_vector() -> None:
-    from dspark_proto import MessageType
-
     assert {vector["type"] for vector in FRAMES} == {kind.name for kind in MessageType}
 
 
