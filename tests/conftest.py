@@ -35,7 +35,7 @@ class TinyPair:
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     root = tmp_path_factory.mktemp("tiny")
-    target = write_target(root / "target", scale=0.12)
+    target = write_target(root / "target", scale=0.04)
     return TinyPair(target, write_drafter(root / "drafter", target))
 
 

@@ -37,7 +37,7 @@ def hf_config(architecture: str = "LlamaForCausalLM", **changes: object) -> dict
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": False,
         "hidden_act": "silu",
         "attention_bias": False,
         "bos_token_id": 256,
@@ -77,7 +77,8 @@ def target_weights(config: DecoderConfig, seed: int = 0, scale: float = 0.08) ->
                 p + "self_attn.k_norm.weight": 1 + 0.1 * torch.randn(c.head_dim, generator=g),
             }
     if not c.tied_embeddings:
-        weights["lm_head.weight"] = matrix(c.vocab_size, c.hidden_size)
+        # Logits with a spread of about three: a few likely tokens, none certain.
+        weights["lm_head.weight"] = torch.randn(c.vocab_size, c.hidden_size, generator=g) * 0.4
     return weights
 
 
@@ -163,7 +164,7 @@ def write_drafter(directory: Path, target: Path, seed: int = 1, **changes: objec
     lone = [Segment(token, 0, [token]) for token in range(config.vocab_size)]
     hidden = model.forward(model.new_cache(config.vocab_size, 1), lone).hidden
     weights["markov_head.markov_w1.weight"] = hidden
-    weights["markov_head.markov_w2.weight"] = model.embed[ids]
+    weights["markov_head.markov_w2.weight"] = dict(source.weights())["lm_head.weight"][ids]
     weights["lm_head.weight"] = weights["lm_head.weight"] * 0.05
     write_checkpoint(directory, config, weights, ids, "# tiny\n")
     return directory
