@@ -11,13 +11,13 @@ import struct
 from pathlib import Path
 
 import torch
-from dspark_proto import Compatibility, Dtype
 from safetensors import safe_open
 
 from dspark.models.config import ModelConfigError
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.source import TargetSource, file_digest
 from dspark.models.tokenizer import ChatTokenizer
+from dspark_proto import Compatibility, Dtype
 
 
 def tokenizer_hash(tokenizer: ChatTokenizer) -> bytes:

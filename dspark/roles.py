@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from dspark import __version__, launch, placement
 
 if TYPE_CHECKING:
-    from dspark_spark.build import Spark
-
     from dspark.speculative import ResolvedDrafter
+    from dspark_spark.build import Spark
 
 
 LINK_WAIT_S = 10.0
@@ -104,9 +103,8 @@ def run_worker(
     machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None
 ) -> None:
     """Serve drafts until SIGTERM."""
-    from dspark_workers.server import WorkerSettings, serve
-
     from dspark.models.source import DTYPES
+    from dspark_workers.server import WorkerSettings, serve
 
     settings = WorkerSettings(
         endpoint=listen,
@@ -125,10 +123,9 @@ def run_worker(
 
 def build_spark(machine: Machine, speculative: str, worker: str | None, deadline_ms: int) -> Spark:
     """Load the target and connect the link (which comes up by itself once the worker answers)."""
+    from dspark import speculative as speculation
     from dspark_spark.build import SparkSettings, build
     from dspark_spark.engine import EngineSettings
-
-    from dspark import speculative as speculation
 
     return build(
         SparkSettings(

@@ -30,7 +30,7 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: Literal["dspark"]
-    model: str | None = None
+    model: str | None = Field(default=None, min_length=1)
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=drafter_config.MAX_BLOCK)
     draft_temperature: float | None = Field(default=None, ge=0.0, le=4.0)
     draft_support: Literal[16, 32, 64, 256] = 32

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dspark.launch import LocalWorker
 
+from dspark.launch import LocalWorker
 from tests.tiny import write_drafter, write_target
 
 torch.set_num_threads(1)

@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
 from dspark.models.config import DecoderConfig, from_hf
 from dspark.models.drafter import expected_shapes
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.source import load_target, open_target
 from dspark.models.target import Segment
 from dspark.training.export import write_checkpoint
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

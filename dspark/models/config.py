@@ -8,8 +8,10 @@ a model that loads and computes something else is worse than one that does not l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dspark.errors import UserError
@@ -49,9 +51,24 @@ class DecoderConfig:
             raise ModelConfigError(f"head_dim {self.head_dim} is odd: rotary embedding needs pairs")
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a model's JSON file. Raises ModelConfigError that names the file."""
+    try:
+        raw = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelConfigError(f"{file} cannot be read as JSON ({error}): fetch the file again") from None
+    if not isinstance(raw, dict):
+        raise ModelConfigError(f"{file} holds no JSON object: fetch the file again")
+    return raw
+
+
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("attention_bias"):
-        raise ModelConfigError("attention_bias true is not supported: use a checkpoint without attention biases")
+    for field in ("attention_bias", "mlp_bias"):
+        if raw.get(field):
+            raise ModelConfigError(f"{field} true is not supported: use a checkpoint without biases")
+    if raw.get("quantization_config"):
+        # Its tensors would convert to a float dtype without their scales and load as noise.
+        raise ModelConfigError("quantization_config is not supported: use a bf16, fp16 or fp32 checkpoint")
     if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
         raise ModelConfigError("sliding-window layers are not supported in the target: use a full-attention model")
     if raw.get("hidden_act", "silu") != "silu":
@@ -60,9 +77,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     rope = raw.get("rope_parameters") or {}
-    kind = rope.get("rope_type") or (raw.get("rope_scaling") or {}).get("rope_type") or "default"
-    if kind != "default":
-        raise ModelConfigError(f"rope_type {kind!r} is not supported: only unscaled rotary embedding is")
+    scaling = raw.get("rope_scaling") or {}
+    # Older configs spell the field `type`.
+    for kind in (rope.get("rope_type"), scaling.get("rope_type"), scaling.get("type")):
+        if kind not in (None, "default"):
+            raise ModelConfigError(f"rope_type {kind!r} is not supported: only unscaled rotary embedding is")
+    if (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelConfigError("partial_rotary_factor is not supported: only rotary embedding of whole heads is")
     return float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
 
 

@@ -8,13 +8,12 @@ refused with the field's name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.models.config import DecoderConfig, ModelConfigError
+from dspark.models.config import DecoderConfig, ModelConfigError, read_json
 
 ARCHITECTURE = "Qwen3DSparkModel"
 MAX_BLOCK = 32
@@ -136,6 +135,8 @@ def _refuse_other_layouts(raw: Mapping[str, Any]) -> None:
         raise ModelConfigError(f"markov_head_type {raw['markov_head_type']!r} is not supported: only vanilla is")
     if any(kind != "full_attention" for kind in raw.get("layer_types") or ()):
         raise ModelConfigError("layer_types other than full_attention are not supported in the drafter")
+    if raw.get("attention_bias"):
+        raise ModelConfigError("attention_bias true is not supported in the drafter: its biases would be left out")
 
 
 def from_json(raw: Mapping[str, Any]) -> DrafterConfig:
@@ -172,4 +173,4 @@ def read(directory: Path) -> DrafterConfig:
     file = directory / "config.json"
     if not file.is_file():
         raise ModelConfigError(f"{directory} has no config.json: give a drafter directory written by `dspark train`")
-    return from_json(json.loads(file.read_text("utf-8")))
+    return from_json(read_json(file))

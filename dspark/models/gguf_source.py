@@ -68,10 +68,20 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = gguf.GGUFReader(str(path))
+        try:
+            self._reader = gguf.GGUFReader(str(path))
+        except ValueError as error:
+            raise ModelConfigError(f"{path} is no GGUF file that can be read ({error}): fetch it again") from None
         architecture = self._text("general.architecture")
         if architecture != "llama":
             raise ModelConfigError(f"general.architecture {architecture!r} is not supported: only llama GGUFs are")
+        # Biases, experts and rotary scaling tensors change the arithmetic: a model without them is another model.
+        unknown = [t.name for t in self._reader.tensors if _hf_name(t.name) is None]
+        if unknown:
+            raise ModelConfigError(f"the GGUF has the tensor {unknown[0]}, which a plain Llama has not: not supported")
+        scaling = self._optional("llama.rope.scaling.type", "none")
+        if scaling != "none":
+            raise ModelConfigError(f"llama.rope.scaling.type {scaling!r} is not supported: only unscaled rotary is")
 
     def _field(self, name: str) -> Any:
         field = self._reader.fields.get(name)

@@ -7,7 +7,6 @@ lazily, so that a worker can read the embedding alone and `--help` reads nothing
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark.models import tokenizer as tokenizers
-from dspark.models.config import DecoderConfig, ModelConfigError, from_hf
+from dspark.models.config import DecoderConfig, ModelConfigError, from_hf, read_json
 from dspark.models.gguf_source import GgufFile, embedded_gguf
 from dspark.models.target import TargetModel
 from dspark.models.tokenizer import ChatTokenizer
@@ -80,7 +79,7 @@ class DirectorySource:
 
     @cached_property
     def config(self) -> DecoderConfig:
-        return from_hf(json.loads((self.path / "config.json").read_text("utf-8")))
+        return from_hf(read_json(self.path / "config.json"))
 
     def tokenizer(self) -> ChatTokenizer:
         return tokenizers.from_directory(self.path, self.config.eos_ids)

@@ -57,7 +57,7 @@ class KVCache:
 
 
 class Attention(Protocol):
-    """Stores new keys and values, then attends. q [rows, heads, hd]; k, v [rows, kv_heads, hd] -> [rows, heads * hd]."""
+    """Stores new k and v, then attends. q [rows, heads, hd]; k, v [rows, kv_heads, hd] -> [rows, heads * hd]."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
@@ -114,10 +114,12 @@ class LockstepAttention:
     def __init__(self, cache: KVCache, positions: Tensor, span: int) -> None:
         self._cache = cache
         self._positions = positions
-        self._rows = torch.arange(cache.slots)
+        self._rows = torch.arange(cache.slots, device=positions.device)
         self._span = span
-        visible = torch.arange(span)[None, :] <= positions[:, None]
-        self._mask = torch.zeros(cache.slots, 1, 1, span).masked_fill_(~visible[:, None, None, :], float("-inf"))
+        hidden = torch.arange(span, device=positions.device)[None, :] > positions[:, None]
+        # In the cache's dtype: a wider mask would promote the weights, and bf16 values could not be mixed with them.
+        mask = torch.zeros(cache.slots, 1, 1, span, device=positions.device, dtype=cache.keys.dtype)
+        self._mask = mask.masked_fill_(hidden[:, None, None, :], float("-inf"))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -192,14 +194,14 @@ class TargetModel:
     ) -> ForwardResult:
         """Run all segments in one pass.
 
-        logit_rows: indices into the concatenated rows whose logits are wanted; None means every row.
+        logit_rows: indices into the concatenated rows whose logits are wanted, in that order; None is every row.
         """
         tokens = [t for s in segments for t in s.tokens]
         places = [s.start + i for s in segments for i in range(len(s.tokens))]
         ids = torch.tensor(tokens, device=self.device)
         positions = torch.tensor(places, device=self.device)
         x, taps = self.run_layers(ids, positions, RaggedAttention(cache, segments), tap_layers)
-        if logit_rows is not None and len(logit_rows) != len(tokens):
+        if logit_rows is not None and list(logit_rows) != list(range(len(tokens))):
             x = x[torch.tensor(list(logit_rows), device=self.device, dtype=torch.int64)]
         hidden = F.rms_norm(x, (self.config.hidden_size,), self.norm, self.config.rms_eps)
         return ForwardResult(self.lm_head(hidden), taps, hidden)

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark.errors import UserError
 from dspark.models.target import LockstepAttention, RaggedAttention, Segment, TargetModel
 from dspark.models.tokenizer import ChatTokenizer
 
@@ -88,12 +89,19 @@ class _Shard:
 
 
 def template_parts(tokenizer: ChatTokenizer) -> tuple[list[int], list[int]]:
-    """Token ids in front of the user's text, and between it and the assistant's answer."""
+    """Token ids in front of the user's text, and between it and the assistant's answer.
+
+    Raises UserError when there are none: a row is started by feeding the one, and an instruction ended by the other.
+    """
     text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], add_generation_prompt=True)
     before, mark, after = text.partition(_MARK)
-    if not mark:
-        raise ValueError("the chat template does not contain the user's text: cannot write instructions with it")
-    return tokenizer.encode(before), tokenizer.encode(after)
+    prefix, turn = tokenizer.encode(before), tokenizer.encode(after)
+    if not (mark and prefix and turn):
+        raise UserError(
+            "the chat template must put something before and after the user's text: the target cannot write "
+            "conversations with this one, use an instruction-tuned model"
+        )
+    return prefix, turn
 
 
 class CorpusWriter:
@@ -105,7 +113,7 @@ class CorpusWriter:
         self._model, self._tokenizer, self._settings = model, tokenizer, settings
         self._directory = directory
         self._prefix, self._turn = template_parts(tokenizer)
-        self._length = len(self._prefix) + settings.max_instruction + len(self._turn) + settings.max_answer + 12
+        self._length = self._longest()
         self._cache = model.new_cache(settings.rows, self._length)
         width = len(settings.tap_layers) * model.config.hidden_size
         rows = settings.rows
@@ -116,9 +124,25 @@ class CorpusWriter:
         self.progress = CorpusProgress()
         self._shard = _Shard()
 
+    def _longest(self) -> int:
+        """Positions of the longest possible sequence."""
+        s = self._settings
+        opener = max(len(self._tokenizer.encode(text)) for text in OPENERS)
+        length = len(self._prefix) + opener + s.max_instruction + len(self._turn) + s.max_answer
+        if length > self._model.config.max_context:
+            raise UserError(
+                f"conversations of up to {length} tokens do not fit the target's context of "
+                f"{self._model.config.max_context}: use a target with a longer one"
+            )
+        return length
+
     def run(self, answer_tokens: int, report: Callable[[CorpusProgress], None]) -> None:
-        """Generate until the corpus holds `answer_tokens`; existing shards count. Safe to interrupt."""
+        """Generate until the corpus holds `answer_tokens`; existing shards count. Safe to interrupt.
+
+        Raises UserError when the directory holds shards with taps of other layers.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
+        self._check_resumable()
         self.progress = read_progress(self._directory)
         self._random = random.Random(self._settings.seed * 1_000_003 + self.progress.shards)
         torch.manual_seed(self._settings.seed * 1_000_003 + self.progress.shards)
@@ -128,14 +152,23 @@ class CorpusWriter:
         while self.progress.answer_tokens < answer_tokens:
             inputs = self._step(rows, inputs)
             report(self.progress)
+        if self._shard.meta:
+            self._write_shard()
+
+    def _check_resumable(self) -> None:
+        stored = stored_taps(self._directory)
+        if stored is not None and stored != self._settings.tap_layers:
+            raise UserError(
+                f"{self._directory} holds taps of the layers {list(stored)}, not {list(self._settings.tap_layers)}: "
+                "continue with those, or use another directory"
+            )
 
     @torch.inference_mode()
     def _write_prefix(self) -> None:
         """The shared prefix is computed once and copied into every row."""
         ids = torch.tensor(self._prefix)
-        x, taps = self._model.run_layers(
-            ids, torch.arange(len(ids)), RaggedAttention(self._cache, [Segment(0, 0, self._prefix)]), self._settings.tap_layers
-        )
+        attention = RaggedAttention(self._cache, [Segment(0, 0, self._prefix)])
+        x, taps = self._model.run_layers(ids, torch.arange(len(ids)), attention, self._settings.tap_layers)
         hidden = self._final_norm(x)
         n = len(self._prefix)
         self._cache.keys[:, :, :, :n] = self._cache.keys[:, :1, :, :n]
@@ -188,7 +221,7 @@ class CorpusWriter:
         if row.answer_start == 0:
             return self._advance_instruction(row, sampled)
         ended = sampled == self._turn[0] or sampled in self._tokenizer.eos_ids
-        if ended or len(row.tokens) >= self._length - 2 or self._answer_length(row) >= self._settings.max_answer:
+        if ended or self._answer_length(row) >= self._settings.max_answer:
             self._finish(index, row, sampled)
             rows[index] = self._new_row()
             return rows[index].forced.popleft()
@@ -236,7 +269,9 @@ class CorpusWriter:
         partial.rename(path)
         self.progress.shards += 1
         state = {"progress": asdict(self.progress), "settings": asdict(self._settings)}
-        (self._directory / "corpus.json").write_text(json.dumps(state, indent=1))
+        partial = self._directory / "corpus.json.partial"
+        partial.write_text(json.dumps(state, indent=1), "utf-8")
+        partial.replace(self._directory / "corpus.json")
 
 
 def read_progress(directory: Path) -> CorpusProgress:
@@ -245,6 +280,14 @@ def read_progress(directory: Path) -> CorpusProgress:
     if not file.is_file():
         return CorpusProgress()
     return CorpusProgress(**json.loads(file.read_text("utf-8"))["progress"])
+
+
+def stored_taps(directory: Path) -> tuple[int, ...] | None:
+    """The layers whose taps the shards in `directory` hold; None when there are no shards."""
+    file = directory / "corpus.json"
+    if not file.is_file():
+        return None
+    return tuple(json.loads(file.read_text("utf-8"))["settings"]["tap_layers"])
 
 
 def _sample(logits: Tensor, temperatures: Tensor) -> Tensor:

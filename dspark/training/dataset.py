@@ -6,7 +6,6 @@ the corpus, never single blocks of a training sequence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dspark.training.corpus import tap_columns
+from dspark.errors import UserError
+from dspark.training.corpus import stored_taps, tap_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +56,28 @@ class Corpus:
 
     def __init__(self, directory: Path, tap_layers: Sequence[int], holdout_every: int = 50) -> None:
         files = sorted(directory.glob("shard-*.safetensors"))
-        if not files:
-            raise FileNotFoundError(f"{directory} holds no shard-*.safetensors: write a corpus first")
-        stored = json.loads((directory / "corpus.json").read_text("utf-8"))["settings"]["tap_layers"]
+        stored = stored_taps(directory)
+        if not files or stored is None:
+            raise UserError(f"{directory} holds no finished shard-*.safetensors: write a corpus first")
         missing = [t for t in tap_layers if t not in stored]
         if missing:
-            raise ValueError(f"tap layers {missing} are not in this corpus, which holds {stored}")
+            raise UserError(f"tap layers {missing} are not in this corpus, which holds {list(stored)}")
         sequences = [s for file in files for s in _read_shard(file, stored, tap_layers)]
         self.held_out = sequences[::holdout_every]
         self.training = [s for i, s in enumerate(sequences) if i % holdout_every]
+        if not self.training:
+            raise UserError(f"{directory} holds {len(sequences)} sequence(s), none to train on: write a larger corpus")
 
     def draft_vocabulary(self, size: int, always: Sequence[int]) -> tuple[Tensor, float]:
-        """The `size` most frequent answer tokens (sorted ids, `always` included) and their share of all of them."""
+        """The `size` most frequent answer tokens (sorted ids, `always` included) and their share of all of them.
+
+        `size` is at most the target's vocabulary.
+        """
         answers = torch.cat([s.tokens[s.answer_start :] for s in self.training]).long()
-        counts = torch.bincount(answers, minlength=size)
+        counts = torch.bincount(answers, minlength=max([size, *(i + 1 for i in always)]))
         ranked = counts.clone()
         ranked[torch.tensor(list(always), dtype=torch.int64)] = counts.sum() + 1
-        ids = ranked.topk(min(size, len(ranked))).indices.sort().values
+        ids = ranked.topk(size).indices.sort().values
         return ids, float(counts[ids].sum() / counts.sum())
 
 
@@ -80,8 +85,9 @@ def _read_shard(file: Path, stored: Sequence[int], wanted: Sequence[int]) -> Ite
     with safe_open(str(file), framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in ("tokens", "hidden", "lse", "meta", "taps")}
     width = tensors["taps"].shape[1] // len(stored)
-    columns = tap_columns(stored, wanted, width)
-    taps = torch.cat([tensors["taps"][:, c] for c in columns], dim=1)
+    taps = tensors["taps"]
+    if tuple(wanted) != tuple(stored):  # A copy in memory; all taps together stay in the mapped file.
+        taps = torch.cat([taps[:, c] for c in tap_columns(stored, wanted, width)], dim=1)
     row = label = 0
     for n, answer_start, temperature in tensors["meta"].tolist():
         yield Conversation(

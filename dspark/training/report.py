@@ -19,7 +19,8 @@ table{{border-collapse:collapse}}td,th{{padding:.2rem .8rem;text-align:right;bor
 <h1>DSpark drafter: training report</h1>
 <p>Held-out figures under teacher forcing: acceptance at T = 1 is the mean of 1 - L1/2 given that all earlier positions
 were accepted; at T = 0 the share of drafts that equal the target's greedy token.</p>
-{table}<h2>Loss</h2>{loss}<h2>Tokens per step, held out</h2>{tokens}<h2>Acceptance per position, held out</h2>{positions}
+{table}<h2>Loss</h2>{loss}<h2>Tokens per step, held out</h2>{tokens}
+<h2>Acceptance per position, held out</h2>{positions}
 <h2>Confidence against acceptance, held out</h2>{calibration}<h2>Configuration</h2><pre>{config}</pre></html>"""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dspark.training.report import write_report
 from dspark.training.trainer import Trainer, TrainSettings, initial_weights
 
 REPORT_EVERY_S = 10.0
+MAX_POSITIONS = 4096  # of a conversation with the chat template's own text
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def train(options: TrainOptions) -> None:
     console = Console(stderr=True)
     source = open_target(options.target)
     taps = parse_taps(options.taps, source.config.layers)
+    # Refuses impossible options before hours of writing, not after.
+    drafter_config(source.config, taps, options, min(options.draft_vocab, source.config.vocab_size))
     try:
         _write_corpus(options, source, taps, console)
         trainer = _train(options, source, taps, console)
@@ -68,13 +71,16 @@ def train(options: TrainOptions) -> None:
 
 
 def parse_taps(text: str, layers: int) -> tuple[int, ...]:
-    """Zero-based layer ids. The default spreads five taps from layer 2 to the last but one."""
+    """Zero-based layer ids, sorted. The default spreads five taps from layer 2 to the last but one of `layers`."""
+    if layers < 2:
+        raise UserError("the target has one layer: nothing can be tapped before its last one")
     if text:
         try:
             return tuple(sorted({int(part) for part in text.split(",")}))
         except ValueError:
             raise UserError(f"--taps {text!r}: give zero-based layer numbers, for example 2,8,14,20,26") from None
-    first, last = min(2, layers - 2), layers - 2
+    last = layers - 2
+    first = min(2, last)
     count = min(5, last - first + 1)
     return tuple(sorted({first + round(i * (last - first) / max(1, count - 1)) for i in range(count)}))
 
@@ -85,7 +91,7 @@ def _write_corpus(options: TrainOptions, source: TargetSource, taps: tuple[int, 
     if done.answer_tokens >= options.tokens:
         console.print(f"corpus: {done.answer_tokens:,} answer tokens are there")
         return
-    model = load_target(source, device="cpu", dtype=torch.float32, max_positions=1024)
+    model = load_target(source, device="cpu", dtype=torch.float32, max_positions=MAX_POSITIONS)
     settings = CorpusSettings(tap_layers=taps, rows=options.rows, seed=options.seed)
     ticker = _Ticker()
 
@@ -104,7 +110,8 @@ def _write_corpus(options: TrainOptions, source: TargetSource, taps: tuple[int, 
 def _train(options: TrainOptions, source: TargetSource, taps: tuple[int, ...], console: Console) -> Trainer:
     corpus = Corpus(options.output / "corpus", taps)
     target = source.config
-    draft_ids, coverage = corpus.draft_vocabulary(options.draft_vocab, always=target.eos_ids)
+    size = min(options.draft_vocab, target.vocab_size)
+    draft_ids, coverage = corpus.draft_vocabulary(size, always=target.eos_ids)
     console.print(
         f"corpus: {len(corpus.training)} sequences, {len(corpus.held_out)} held out; "
         f"draft vocabulary {len(draft_ids)} covers {coverage:.2%} of the answer tokens"
@@ -142,7 +149,9 @@ def _held_out_line(entry: dict[str, Any], trainer: Trainer) -> str:
 def drafter_config(
     target: DecoderConfig, taps: tuple[int, ...], options: TrainOptions, draft_vocab: int
 ) -> DrafterConfig:
-    """A drafter shaped like the target's own layers."""
+    """A drafter shaped like the target's own layers. Raises ModelConfigError for options that fit no drafter."""
+    if options.layers > target.layers:
+        raise UserError(f"--layers {options.layers}: the draft layers start as copies of the target's {target.layers}")
     return DrafterConfig(
         hidden_size=target.hidden_size,
         layers=options.layers,
@@ -157,7 +166,7 @@ def drafter_config(
         max_context=target.max_context,
         target_layer_ids=taps,
         num_target_layers=target.layers,
-        # Any token that texts do not use works as the mask; 0 is the end-of-text token of the families served here.
+        # Mask rows differ from the anchor by position, so any token serves; 0 ends texts in the embedded target.
         mask_token_id=0,
         block_size=options.block,
         markov_rank=options.rank,
@@ -168,7 +177,9 @@ def drafter_config(
 
 def model_card(options: TrainOptions, source: TargetSource, trainer: Trainer) -> str:
     """The checkpoint's README: what it is for, what it saw, what it reached."""
-    progress = asdict(read_progress(options.output / "corpus"))
+    progress = read_progress(options.output / "corpus")
+    temperatures = ", ".join(f"{t:g} ({w:.0%})" for t, w in CorpusSettings(tap_layers=(0,)).answer_temperatures)
+    minutes = trainer.state.seconds / 60
     last = trainer.state.log[-1] if trainer.state.log else {}
     blocks = trainer.state.step * trainer.settings.sequences * trainer.settings.anchors
     facts = {k: last.get(k) for k in ("accept_t1", "tokens_per_step_t1", "accept_t0", "tokens_per_step_t0")}
@@ -181,13 +192,15 @@ tags: [speculative-decoding, dspark]
 
 A {trainer.config.layers}-layer DSpark drafter in the native `Qwen3DSparkModel` layout, trained with `dspark train`.
 It shares the target's input embedding, drafts blocks of {trainer.config.block_size} from the taps of layers
-{list(trainer.config.target_layer_ids)}, and has a draft vocabulary of {trainer.config.draft_vocab_size} tokens (`d2t`).
+{list(trainer.config.target_layer_ids)}, and has a draft vocabulary of {len(trainer.draft_ids)} tokens (`d2t`).
 
 | | |
 |---|---|
-| data | {progress["answer_tokens"]:,} answer tokens in {progress["sequences"]:,} conversations, both sides written by the target itself |
-| answer temperatures | {", ".join(f"{t:g} ({w:.0%})" for t, w in CorpusSettings(tap_layers=(0,)).answer_temperatures)} |
-| training | {trainer.state.step:,} steps, {blocks:,} blocks, learning rate {options.learning_rate:g}, {trainer.state.seconds / 60:.0f} minutes on CPU |
+| data | {progress.answer_tokens:,} answer tokens in {progress.sequences:,} conversations |
+| written by | the target itself, both sides |
+| answer temperatures | {temperatures} |
+| training | {trainer.state.step:,} steps, {blocks:,} blocks, {minutes:.0f} minutes on CPU |
+| learning rate | {options.learning_rate:g}, warm-up and cosine |
 | losses | 0.1 CE + 0.9 L1 + 1.0 BCE(confidence), decay exp(-j/4) |
 
 Held out (teacher forcing, conversations that were not trained on): `{json.dumps(facts)}`

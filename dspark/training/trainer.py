@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark.errors import UserError
 from dspark.models.drafter import EMBED, DrafterNetwork, expected_shapes
 from dspark.models.drafter_config import DrafterConfig
 from dspark.training.dataset import Batch, Conversation, Corpus, make_batch
@@ -54,7 +55,7 @@ class TrainState:
 
 
 class BlockTrainingAttention:
-    """Attention of packed blocks: S sequences, A blocks of B rows each, over context rows below the anchor and own block.
+    """Attention of packed blocks (S sequences, A blocks of B rows) over context rows below the anchor and own block.
 
     Shapes in: q [S, A, B, heads, hd], k and v [S, A, B, kv, hd]. Context keys and values [S, N, kv, hd] per layer.
     """
@@ -87,7 +88,7 @@ class BlockTrainingAttention:
 def initial_weights(
     config: DrafterConfig, target: Mapping[str, Tensor], draft_ids: Tensor, seed: int
 ) -> dict[str, Tensor]:
-    """A drafter that starts as the target's last layers over its deepest tap (native names, fp32)."""
+    """A drafter that starts as the target's last layers over its deepest tap (native names)."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in expected_shapes(config).items():
@@ -231,6 +232,7 @@ class Trainer:
             tensors |= {f"optimiser.{i}.{k}": v for k, v in slots.items() if isinstance(v, Tensor)}
         tensors["generator"] = self._generator.get_state()
         tensors["order"] = torch.tensor(self._order, dtype=torch.int64)
+        tensors["draft_ids"] = self.draft_ids
         _replace(self.directory / "state.safetensors", lambda p: save_file(tensors, str(p)))
         text = json.dumps({"settings": asdict(self.settings), "state": asdict(self.state)}, indent=1)
         _replace(self.directory / "state.json", lambda p: p.write_text(text, "utf-8"))
@@ -241,6 +243,7 @@ class Trainer:
             return
         self.state = TrainState(**json.loads(file.read_text("utf-8"))["state"])
         tensors = load_file(str(self.directory / "state.safetensors"))
+        self._check_resumable(tensors)
         self._generator.set_state(tensors["generator"])
         self._order = tensors["order"].tolist()
         for name, weight in self.weights.items():
@@ -249,6 +252,22 @@ class Trainer:
         for i, p in enumerate(self._optimiser.param_groups[0]["params"]):
             keys = ("step", "exp_avg", "exp_avg_sq")
             self._optimiser.state[p] = {k: tensors[f"optimiser.{i}.{k}"].clone() for k in keys}
+
+
+    def _check_resumable(self, tensors: Mapping[str, Tensor]) -> None:
+        """Rows of the Markov head mean draft ids: under another vocabulary they would be silently wrong."""
+        changed = [
+            name
+            for name, weight in self.weights.items()
+            if name not in FROZEN and (name not in tensors or tensors[name].shape != weight.shape)
+        ]
+        if not torch.equal(tensors.get("draft_ids", self.draft_ids), self.draft_ids):
+            changed.append("draft_ids")
+        if changed:
+            raise UserError(
+                f"{self.directory} holds a training of another shape or vocabulary ({changed[0]} differs): "
+                "give the options and the corpus that it began with, or another directory"
+            )
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

@@ -85,12 +85,18 @@ class DrafterConnection(DrafterInbox):
         return hello
 
     def reply(
-        self, item: StepItem, tokens: Sequence[int], entries: Sequence[int], ids: Buffer, q: Buffer
+        self,
+        item: StepItem,
+        tokens: Sequence[int],
+        entries: Sequence[int],
+        ids: Buffer,
+        q: Buffer,
+        draft_us: int = 0,
     ) -> list[memoryview]:
         """The frames that answer ``item``: one ROW with all positions, and the COMPLETION.
 
         ``tokens`` and ``entries`` are [depth]; ``ids`` int32 and ``q`` float32 are raw little-endian [depth,
-        support] with zeros beyond ``entries``. The frames stay valid until the slot's next round. An empty
+        support] with zeros beyond ``entries``; ``draft_us`` is how long drafting took. The frames stay valid until the slot's next round. An empty
         list means that the item's key died meanwhile (counted): drop the work.
         """
         slot = self._awaiting(item)
@@ -108,7 +114,7 @@ class DrafterConnection(DrafterInbox):
         )
         row_frame, rest = self._write_row(slot, layout, block)
         checksum = body_checksum(terms.checksum, block)
-        completion = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, checksum)
+        completion = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, checksum, draft_us)
         completion_frame = rest[: encode_frame_into(rest, completion, slot.key)]
         slot.move("reply", "reply")
         slot.replied, slot.drafted = True, tuple(tokens)
@@ -162,7 +168,13 @@ class DrafterConnection(DrafterInbox):
         return None
 
     def _completion(
-        self, item: StepItem, status: int, row_count: int, reply_bytes: int, checksum: bytes
+        self,
+        item: StepItem,
+        status: int,
+        row_count: int,
+        reply_bytes: int,
+        checksum: bytes,
+        draft_us: int = 0,
     ) -> Completion:
         return Completion(
             item.session,
@@ -174,6 +186,7 @@ class DrafterConnection(DrafterInbox):
             row_count,
             reply_bytes,
             checksum,
+            draft_us,
         )
 
     def context_consumed(self, rows: int) -> None:

@@ -38,7 +38,8 @@ class ProposalReady:
     """A whole, structurally valid proposal in leased staging.
 
     ``tokens[i]`` and ``entries[i]`` belong to the draft for position ``anchor_position + 1 + i``. ``ids`` is
-    int32 [depth, support] and ``q`` float32 [depth, support], both read-only little-endian bytes. The values
+    int32 [depth, support] and ``q`` float32 [depth, support], both read-only little-endian bytes;
+    ``draft_us`` is the worker's own time for the round. The values
     are *not* checked beyond sizes, ranges of tokens and entries, and checksums. Call ``lease.release()`` when
     done.
     """
@@ -55,6 +56,7 @@ class ProposalReady:
     ids: memoryview = field(repr=False)
     q: memoryview = field(repr=False)
     lease: Lease = field(repr=False)
+    draft_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,10 @@ class Row(Message):
 
 @dataclass(frozen=True, slots=True)
 class Completion(Message):
-    """Ends a reply. ``status`` is 0, or the :class:`ErrorCode` of a failed round (then no row counts)."""
+    """Ends a reply. ``status`` is 0, or the :class:`ErrorCode` of a failed round (then no row counts).
+
+    ``draft_us`` is the worker's own time for the round in microseconds, link excluded; it decides nothing.
+    """
 
     session: int
     epoch: int
@@ -209,6 +212,7 @@ class Completion(Message):
     row_count: int
     reply_bytes: int
     reply_checksum: bytes
+    draft_us: int = 0
 
     NAME: ClassVar[str] = "COMPLETION"
     TYPE: ClassVar[MessageType] = MessageType.COMPLETION
@@ -222,6 +226,7 @@ class Completion(Message):
         UInt("row_count", DEPTH_MAX),
         UInt("reply_bytes", BODY_BYTES_MAX),
         fixed_bin("reply_checksum", BODY_CHECKSUM_BYTES),
+        UInt("draft_us", U32_MAX),
     )
 
 

@@ -70,6 +70,7 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
         sealed[layout.ids_offset : layout.q_offset],
         sealed[layout.q_offset :],
         lease,
+        completion.draft_us,
     )
 
 

@@ -6,12 +6,12 @@ import secrets
 from dataclasses import dataclass, field
 
 import torch
+
 from dspark.identity import compatibility
 from dspark.models.source import DTYPES, TargetSource, load_target, open_target
 from dspark.models.tokenizer import ChatTokenizer
 from dspark.speculative import ResolvedDrafter, SpeculativeConfig, resolve
 from dspark_proto import HelloParameters
-
 from dspark_spark.draft_link import DraftLink
 from dspark_spark.engine import Engine, EngineSettings
 from dspark_spark.metrics import Metrics

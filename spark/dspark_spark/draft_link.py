@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from dspark_proto import (
     EMPTY_DIGEST,
     Accepted,
@@ -38,7 +40,6 @@ from dspark_proto import (
     VerifierConnection,
 )
 from dspark_proto.transports.zmq import ZmqClient
-from torch import Tensor
 
 RETRY_S = 0.5
 MICRO = 1_000_000

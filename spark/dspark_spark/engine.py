@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+
 from dspark.dyadic import Row, RowError
 from dspark.models.target import ForwardResult, Segment, TargetModel
 from dspark.models.tokenizer import ChatTokenizer
@@ -29,7 +30,6 @@ from dspark.speculative import ResolvedDrafter
 from dspark.tickets import ResidualIdentityError
 from dspark.verify import sample_target_only, verify_greedy, verify_ratio
 from dspark_proto import Lane, prefix_digest
-
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, EngineBusyError, GenerateRequest
 from dspark_spark.draft_link import DraftLease, DraftLink, DraftRequest
 from dspark_spark.metrics import Metrics, RoundRecord
@@ -184,7 +184,7 @@ class Engine:
         plan = self._schedule()
         drafts = self._draft(plan, tally)
         plan.decoding = [(s, drafts.get(s.slot)) for s, _ in plan.decoding]
-        self.stopwatch.lap("draft")
+        self.stopwatch.lap("send")
         result = self._verify(plan)
         self.stopwatch.lap("verify")
         self._keep_taps(plan, result)
@@ -283,8 +283,10 @@ class Engine:
         if not requests or self.link is None:
             return {}
         self.link.step(requests)
+        self.stopwatch.lap("send")
         ready = self.link.await_proposals()
-        self.stopwatch.lap("wait_drafts")
+        drafting_s = max((event.draft_us for event in ready.values()), default=0) / 1e6
+        self.stopwatch.split("drafter", drafting_s, rest="link")
         return self._read(requests, ready, tally)
 
     def _depth(self, sequence: Sequence) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from dspark.dyadic import Row, validate_reply
 from dspark_proto import ProposalReady
 

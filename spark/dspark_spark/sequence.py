@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from dspark.philox import Keys
 from dspark.processors import SamplingPolicy
-
 from dspark_spark.api import Delta, GenerateRequest, SpeculationStats
 from dspark_spark.draft_link import DraftLease
 from dspark_spark.text import TextStream

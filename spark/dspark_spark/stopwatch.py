@@ -25,6 +25,13 @@ class Stopwatch:
         self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
+    def split(self, name: str, seconds: float, *, rest: str) -> None:
+        """Charge `seconds` of the time since the last call to `name` and what is left of it to `rest`."""
+        waited = time.perf_counter() - self._last
+        self._laps[name] = self._laps.get(name, 0.0) + min(seconds, waited)
+        self._last += min(seconds, waited)
+        self.lap(rest)
+
     def end(self) -> dict[str, float]:
         """The laps of this turn."""
         for name, seconds in self._laps.items():

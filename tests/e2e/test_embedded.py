@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from openai import OpenAI
+
 from dspark.models.source import load_target, open_target
 from dspark.models.target import Segment
 from dspark_spark.held_out import PROMPTS
-from openai import OpenAI
-
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = "smollm2-135m-instruct"

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
 from dspark.launch import LocalWorker
 from dspark.models.source import load_target, open_target
 from dspark.models.target import Segment
 from dspark.processors import SamplingPolicy, target_row
 from dspark.tickets import TOTAL
-
-import torch
 from tests.conftest import RunningEndpoint, TinyPair, run_endpoint
 
 PROMPT = [3, 14, 15, 92, 65, 35]

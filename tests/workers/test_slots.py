@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.nn import functional as F
+
 from dspark.models.config import from_hf
 from dspark.models.drafter import EMBED, DrafterNetwork
 from dspark.training.dataset import Batch
 from dspark.training.trainer import BlockTrainingAttention
 from dspark_workers.slots import ContextFullError, DraftSlots
-from torch.nn import functional as F
-
-import pytest
 from tests.tiny import drafter_config, drafter_weights, hf_config, target_weights
 
 TARGET = from_hf(hf_config())

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from dspark.dyadic import Row, draw, greedy_row, sparse_row
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Domain, Keys
-from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
 from dspark.identity import compatibility
 from dspark.models.drafter import DrafterCheckpoint
 from dspark.models.source import load_embedding, open_target
 from dspark_proto import HelloParameters
 from dspark_proto.transports.zmq import ZmqServer
-
 from dspark_workers.worker import Worker
 
 IDLE_POLL_MS = 200

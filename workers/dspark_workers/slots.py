@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from dspark.models.drafter import DrafterNetwork
 from torch import Tensor
 from torch.nn import functional as F
+
+from dspark.models.drafter import DrafterNetwork
 
 
 class ContextFullError(RuntimeError):

@@ -16,6 +16,8 @@ from functools import singledispatchmethod
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from dspark.dyadic import RowError, pack_rows
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Keys
@@ -34,8 +36,6 @@ from dspark_proto import (
     StepItem,
 )
 from dspark_proto.transports.base import PeerFrame
-from torch import Tensor
-
 from dspark_workers.chain import DraftPolicy, MarkovChain, Proposal
 from dspark_workers.slots import ContextFullError, DraftSlots
 
@@ -86,6 +86,7 @@ class Worker:
         self._network = network
         self._free = list(range(slots))
         self._pending: list[tuple[Peer, StepItem]] = []
+        self._started_ns = 0
         self._outbox: list[tuple[bytes, list[object]]] = []
         depth, support = parameters.max_depth, parameters.max_support
         # Flat, so that any [depth, support] of a reply is one contiguous view: replies allocate nothing.
@@ -116,13 +117,16 @@ class Worker:
         live = [(p, i) for p, i in pending if i.slot in p.leases]
         if not live:
             return
-        started = time.perf_counter_ns()
         hidden = self._state.hidden(
             [p.leases[i.slot].state_slot for p, i in live], [i.anchor_token for _, i in live]
         )
         for row, (peer, item) in enumerate(live):
             self._answer(peer, item, hidden[row, : item.depth])
-        self.counters.draft_ns += time.perf_counter_ns() - started
+        self.counters.draft_ns += self._elapsed_ns()
+
+    def _elapsed_ns(self) -> int:
+        """Since the first pending step arrived: context rows, backbone and sampling, no link."""
+        return time.perf_counter_ns() - self._started_ns
 
     def outbox(self) -> list[tuple[bytes, list[object]]]:
         """Frames to send, per verifier, in order; emptied by the call."""
@@ -155,7 +159,12 @@ class Worker:
         entries = self._entries[: item.depth]
         pack_rows(proposal.rows, support, ids, q, entries)
         frames = peer.connection.reply(
-            item, proposal.tokens, entries.tolist(), memoryview(ids).cast("B"), memoryview(q).cast("B")
+            item,
+            proposal.tokens,
+            entries.tolist(),
+            memoryview(ids).cast("B"),
+            memoryview(q).cast("B"),
+            draft_us=self._elapsed_ns() // 1000,
         )
         self.counters.rounds += 1
         self.counters.drafted_tokens += item.depth
@@ -207,6 +216,8 @@ class Worker:
 
     @_on.register
     def _(self, event: StepArrived, peer: Peer, now_ns: int) -> None:
+        if not self._pending:
+            self._started_ns = time.perf_counter_ns()
         for item in event.items:
             usable = item.tap_rows == 0 or self._extend(peer, item.slot, item.tap_first, item.tap_rows, item.taps)
             if usable and item.slot in peer.leases:
