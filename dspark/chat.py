@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,20 +43,18 @@ class Acceptance:
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
-    tokens: int = 0
 
-    def add(self, speculation: dict[str, Any], completion_tokens: int) -> None:
+    def add(self, speculation: dict[str, Any]) -> None:
         self.drafted += speculation.get("drafted", 0)
         self.accepted += speculation.get("accepted", 0)
         self.steps += speculation.get("rounds", 0) + speculation.get("target_only_steps", 0)
-        self.tokens += completion_tokens
 
     def line(self) -> str:
         if not self.drafted:
             return "no drafts were verified (target only)"
         return (
             f"{self.accepted} of {self.drafted} draft tokens accepted ({self.accepted / self.drafted:.0%}), "
-            f"{self.tokens / max(1, self.steps):.2f} tokens per step"
+            f"{1 + self.accepted / max(1, self.steps):.2f} tokens per step"
         )
 
 
@@ -72,16 +71,17 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            for event in stream(self.options, self.messages):
-                answer += self._show(event, console)
+            with closing(stream(self.options, self.messages)) as events:
+                for event in events:
+                    answer += self._show(event, console)
         except KeyboardInterrupt:
             console.print("\n[stopped]", style="yellow", markup=False)
         console.print()
         self.messages.append({"role": "assistant", "content": answer})
 
     def _show(self, event: dict[str, Any], console: Console) -> str:
-        if usage := event.get("usage"):
-            self.acceptance.add(event.get("speculation") or {}, usage["completion_tokens"])
+        if event.get("usage"):
+            self.acceptance.add(event.get("speculation") or {})
         if not event["choices"]:
             return ""
         choice = event["choices"][0]
@@ -93,11 +93,8 @@ class Conversation:
         return piece
 
 
-def stream(options: ChatOptions, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+def stream(options: ChatOptions, messages: list[dict[str, str]]) -> Generator[dict[str, Any], None, None]:
     """Events of one streamed chat completion. Raises ChatError; closing the iterator closes the connection."""
-    parts = urlsplit(options.url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port)
     body = {
         "messages": messages,
         "model": _model(options.url),
@@ -107,32 +104,44 @@ def stream(options: ChatOptions, messages: list[dict[str, str]]) -> Iterator[dic
         "stream_options": {"include_usage": True},
         "dspark_token_origins": True,
     }
+    with _response(options.url, "POST", "/v1/chat/completions", json.dumps(body)) as response:
+        yield from _events(response)
+
+
+@contextmanager
+def _response(url: str, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
+    """The answer to one request; every way in which it can fail is a ChatError."""
+    connection = _connection(url)
     try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection.request(method, urlsplit(url).path.rstrip("/") + path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise ChatError(_refusal(response.status, response.read()))
-        yield from _events(response)
+        yield response
     except OSError as error:
-        raise ChatError(f"cannot reach {options.url}: {error}; start it with `dspark serve`") from None
+        raise ChatError(f"cannot reach {url}: {error}; start it with `dspark serve`") from None
+    except (http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        raise ChatError(f"{url} does not answer like a dspark endpoint: {error!r}") from None
     finally:
         connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    kinds: dict[str, type[http.client.HTTPConnection]] = {
+        "http": http.client.HTTPConnection,
+        "https": http.client.HTTPSConnection,
+    }
+    try:
+        parts = urlsplit(url)
+        return kinds[parts.scheme](parts.hostname or "", parts.port)
+    except (KeyError, ValueError):
+        raise ChatError(f"--url {url!r}: give the endpoint's base URL, e.g. http://127.0.0.1:8000") from None
 
 
 def _model(url: str) -> str:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=10)
-    try:
-        connection.request("GET", "/v1/models")
-        response = connection.getresponse()
-        if response.status != 200:
-            raise ChatError(_refusal(response.status, response.read()))
+    with _response(url, "GET", "/v1/models") as response:
         name: str = json.loads(response.read())["data"][0]["id"]
         return name
-    finally:
-        connection.close()
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

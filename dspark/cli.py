@@ -42,7 +42,7 @@ Target = Annotated[
 ]
 Speculative = Annotated[
     str,
-    typer.Option("--speculative-config", help="JSON as vLLM takes it; num_speculative_tokens 0 serves the target alone."),
+    typer.Option("--speculative-config", help="JSON as vLLM takes it; num_speculative_tokens 0: target alone."),
 ]
 Device = Annotated[str, typer.Option(callback=_device, help="'cpu' or 'cuda'.")]
 Dtype = Annotated[
@@ -66,7 +66,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -87,13 +89,14 @@ def serve(
     restart_worker: Annotated[bool, typer.Option(help="Start the worker again when it dies.")] = True,
 ) -> None:
     """Everything on this machine: the endpoint, the Spark verifier, and a drafter worker in its own process."""
+    endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     with roles.local_worker(machine, speculative, restart=restart_worker) as worker:
         roles.say(f"loading the target {target!r} ({machine.dtype}, {device}, {machine.threads} threads)")
         spark = roles.build_spark(machine, speculative, worker.endpoint if worker else None, draft_deadline_ms)
         if worker:
             worker.wait_ready()
-        roles.serve_endpoint(spark, roles.Endpoint(host, port, api_key_file))
+        roles.serve_endpoint(spark, endpoint)
 
 
 @app.command()
@@ -112,9 +115,10 @@ def spark(
     api_key_file: ApiKeys = None,
 ) -> None:
     """A Spark verifier with the endpoint, whose drafter worker runs elsewhere (`dspark worker`)."""
+    endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     built = roles.build_spark(machine, speculative, worker, draft_deadline_ms)
-    roles.serve_endpoint(built, roles.Endpoint(host, port, api_key_file))
+    roles.serve_endpoint(built, endpoint)
 
 
 @app.command()
@@ -122,7 +126,7 @@ def worker(
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter directory; default the one that ships for the embedded target.")
     ] = None,
-    listen: Annotated[str, typer.Option(help="ZeroMQ endpoint to bind; port 0 takes a free one.")] = "tcp://127.0.0.1:7777",
+    listen: Annotated[str, typer.Option(help="Address to bind; port 0 takes a free one.")] = "tcp://127.0.0.1:7777",
     target: Target = "embedded",
     device: Device = "cpu",
     dtype: Dtype = "auto",
@@ -161,16 +165,16 @@ def chat(
 def train(
     output: Annotated[Path, typer.Option(help="Run directory: corpus, training state, checkpoint, report.")],
     target: Target = "embedded",
-    tokens: Annotated[int, typer.Option(min=1000, help="Answer tokens that the target writes as training data.")] = 1_000_000,
-    blocks: Annotated[int, typer.Option(min=100, help="Blocks to train on.")] = 1_000_000,
+    tokens: Annotated[int, typer.Option(min=1000, help="Answer tokens that the target writes.")] = 400_000,
+    blocks: Annotated[int, typer.Option(min=100, help="Blocks to train on.")] = 560_000,
     layers: Annotated[int, typer.Option(min=1, max=8, help="Draft layers.")] = 2,
     taps: Annotated[str, typer.Option(help="Target layers to tap, comma-separated, zero-based; default spread.")] = "",
     block: Annotated[int, typer.Option(min=1, max=32, help="Block size: the largest depth.")] = 5,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the Markov head.")] = 64,
-    draft_vocab: Annotated[int, typer.Option(min=1, help="Size of the draft vocabulary.")] = 8192,
-    learning_rate: Annotated[float, typer.Option(min=1e-6)] = 1e-3,
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Size of the draft vocabulary.")] = 12288,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Peak of the cosine schedule.")] = 1e-3,
     rows: Annotated[int, typer.Option(min=1, help="Sequences written in lock step.")] = 96,
-    seed: Annotated[int, typer.Option()] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the corpus and of the training.")] = 1,
     threads: Threads = None,
 ) -> None:
     """Train a drafter for a target. No data to download: the target writes its own. Interrupt and rerun to resume."""

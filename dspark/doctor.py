@@ -19,7 +19,6 @@ _PACKAGES = {
     "zmq": "the ZeroMQ transport",
     "uvicorn": "the HTTP endpoint",
     "matplotlib": "the training report: pip install 'dspark[train]'",
-    "ucxx": "the UCX transport, which does not exist yet",
 }
 _REQUIRED = ("torch", "zmq", "uvicorn")
 

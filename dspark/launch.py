@@ -1,7 +1,8 @@
 """Run a drafter worker as a child process on this machine, and bring it back when it dies.
 
-The child prints one line, `worker ready <endpoint>`, when it listens. Its port is chosen here, before it starts, so that
-the verifier can load at the same time, and restarts reuse it, so that the verifier's link finds the new process by itself.
+The child prints one line, `worker ready <endpoint>`, when it listens. Its port is chosen here, before it starts, so
+that the verifier can load at the same time, and restarts reuse it, so that the verifier's link finds the new process by
+itself.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ class LocalWorker:
         self._restart = restart
         self._log = log
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._spawning = threading.Lock()
         self._stopping = threading.Event()
         self._ready = threading.Event()
+        self._was_ready = False
         self._tail: list[str] = []
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.restarts = 0
@@ -59,21 +63,29 @@ class LocalWorker:
         threading.Thread(target=self._watch, name="worker-supervisor", daemon=True).start()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Block until the child listens. Raises WorkerStartError."""
+        """Block until the child (the restarted one, after a death) listens. Raises WorkerStartError."""
         until = time.monotonic() + timeout_s
         while not self._ready.wait(0.1):
             process = self._process
-            if process is not None and process.poll() is not None and not self._restart:
-                raise WorkerStartError("the drafter worker ended at start:\n" + "\n".join(self._tail[-20:]))
+            if process is not None and process.poll() is not None and not self._restarts():
+                raise self._start_error("ended at start")
             if time.monotonic() > until:
-                raise WorkerStartError(
-                    f"the drafter worker was not ready after {timeout_s:.0f} s:\n" + "\n".join(self._tail[-20:])
-                )
+                raise self._start_error(f"was not ready after {timeout_s:.0f} s")
+
+    def _restarts(self) -> bool:
+        """A child that has never been ready is not started again: what ended it would end the next one too."""
+        return self._restart and self._was_ready
+
+    def _start_error(self, what: str) -> WorkerStartError:
+        if self._reader is not None:
+            self._reader.join(0.5)  # the last lines say why
+        return WorkerStartError(f"the drafter worker {what}:\n" + "\n".join(self._tail[-20:]))
 
     def stop(self) -> None:
         """Ask the child to end, by its own process id; kill it when it does not."""
-        self._stopping.set()
-        process = self._process
+        with self._spawning:
+            self._stopping.set()
+            process = self._process
         if process is None or process.poll() is not None:
             return
         process.terminate()
@@ -84,18 +96,21 @@ class LocalWorker:
             process.wait()
 
     def _spawn(self) -> None:
+        self._ready.clear()
         command = [sys.executable, "-m", "dspark.cli", "worker", "--listen", self.endpoint]
         command += ["--parent-pid", str(os.getpid()), *self._arguments]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-        threading.Thread(target=self._read, args=(self._process,), name="worker-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process,), name="worker-output", daemon=True)
+        self._reader.start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for raw in process.stdout:
             line = raw.rstrip()
             if line.startswith(READY_PREFIX):
+                self._was_ready = True
                 self._ready.set()
             self._tail = [*self._tail[-40:], line]
             self._log(f"[worker] {line}")
@@ -108,11 +123,14 @@ class LocalWorker:
             assert process is not None
             started = time.monotonic()
             code = process.wait()
-            if self._stopping.is_set() or not self._restart:
+            if self._stopping.is_set() or not self._restarts():
                 return
             pause = RESTART_FIRST_S if time.monotonic() - started > 30 else min(RESTART_MAX_S, pause * 2)
             self._log(f"[worker] ended with code {code}; starting it again in {pause:.1f} s")
             if self._stopping.wait(pause):
                 return
-            self.restarts += 1
-            self._spawn()
+            with self._spawning:
+                if self._stopping.is_set():
+                    return
+                self.restarts += 1
+                self._spawn()

@@ -47,7 +47,7 @@ def choose(threads: int | None = None, environment: Mapping[str, str] = os.envir
 def prepare(placement: Placement) -> None:
     """Set up this process. Must be called before torch is imported."""
     if "torch" in sys.modules:
-        raise RuntimeError("placement.prepare() was called after torch was imported: the OpenMP settings are fixed then")
+        raise RuntimeError("placement.prepare() was called after torch was imported: OpenMP is set up by then")
     os.environ.update(placement.environment())
     keep_big_buffers()
 

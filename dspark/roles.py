@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark import __version__, launch, placement
+from dspark.errors import UserError
 
 if TYPE_CHECKING:
     from dspark.speculative import ResolvedDrafter
@@ -37,11 +38,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the HTTP endpoint listens, and who may use it."""
+    """Where the HTTP endpoint listens, and who may use it. Raises UserError for a key file that is not there."""
 
     host: str
     port: int
     api_key_file: Path | None
+
+    def __post_init__(self) -> None:
+        if self.api_key_file is not None and not self.api_key_file.is_file():
+            raise UserError(f"--api-key-file {self.api_key_file}: no such file: write one key a line into it")
 
 
 def say(text: str) -> None:
@@ -58,6 +63,19 @@ def prepare_machine(
     return Machine(target, device, placement.choose_dtype(dtype, device), chosen.threads, slots, max_context)
 
 
+def check_device(device: str) -> None:
+    """Raises UserError where torch cannot use `device`."""
+    import torch
+
+    if device == "cpu":
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device {device}: {reason}: use --device cpu, or a torch build that has it") from None
+
+
 def resolve_drafter(target: str, speculative: str) -> ResolvedDrafter | None:
     """The drafter that a --speculative-config names, checked against the target; None when it is off."""
     from dspark import speculative as speculation
@@ -72,6 +90,7 @@ def local_worker(
     machine: Machine, speculative: str, *, restart: bool, log: Callable[[str], None] = say
 ) -> Iterator[launch.LocalWorker | None]:
     """A worker process for the block's duration; None when speculation is off."""
+    check_device(machine.device)
     resolved = resolve_drafter(machine.target, speculative)
     if resolved is None:
         log("speculation is off (num_speculative_tokens 0): no drafter is loaded")
@@ -103,6 +122,7 @@ def run_worker(
     machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None
 ) -> None:
     """Serve drafts until SIGTERM."""
+    check_device(machine.device)
     from dspark.models.source import DTYPES
     from dspark_workers.server import WorkerSettings, serve
 
@@ -123,6 +143,7 @@ def run_worker(
 
 def build_spark(machine: Machine, speculative: str, worker: str | None, deadline_ms: int) -> Spark:
     """Load the target and connect the link (which comes up by itself once the worker answers)."""
+    check_device(machine.device)
     from dspark import speculative as speculation
     from dspark_spark.build import SparkSettings, build
     from dspark_spark.engine import EngineSettings
@@ -152,7 +173,10 @@ def serve_endpoint(spark: Spark, endpoint: Endpoint) -> None:
         api_key_file=endpoint.api_key_file,
     )
     bridge = EngineBridge(spark.engine, spark.model_name, spark.facts)
-    app = build_app(bridge, spark.tokenizer, spark.metrics, settings)
+    try:
+        app = build_app(bridge, spark.tokenizer, spark.metrics, settings)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--api-key-file: {error}") from None
     spark.engine.start()
     if spark.engine.link is not None and not spark.engine.link.wait_up(LINK_WAIT_S):
         say(f"the drafter worker does not answer yet (target-only until it does): {spark.engine.link.last_error}")

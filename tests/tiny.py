@@ -1,4 +1,4 @@
-"""Tiny models that tests build: a random Llama or Qwen3 target on disk, a matching drafter checkpoint, a byte tokenizer."""
+"""Tiny models that tests build: a random Llama or Qwen3 target, a drafter that fits it, a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def hf_config(architecture: str = "LlamaForCausalLM", **changes: object) -> dict
     """config.json of a tiny target."""
     return {
         "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
         "vocab_size": 288,
         "hidden_size": 64,
         "num_hidden_layers": 4,

@@ -62,6 +62,14 @@ def read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
+def integer(raw: Mapping[str, Any], field: str) -> int:
+    """An integer field. KeyError when it is missing, ModelConfigError that names it when it is something else."""
+    value = raw[field]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelConfigError(f"{field} must be an integer, it is {value!r}")
+    return value
+
+
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     for field in ("attention_bias", "mlp_bias"):
         if raw.get(field):
@@ -105,15 +113,17 @@ def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
         )
     _refuse_unsupported(raw)
     try:
-        heads = int(raw["num_attention_heads"])
+        heads, hidden = integer(raw, "num_attention_heads"), integer(raw, "hidden_size")
+        if heads < 1:
+            raise ModelConfigError(f"num_attention_heads {heads} must be positive")
         return DecoderConfig(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            layers=int(raw["num_hidden_layers"]),
+            vocab_size=integer(raw, "vocab_size"),
+            hidden_size=hidden,
+            layers=integer(raw, "num_hidden_layers"),
             heads=heads,
             kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
-            intermediate_size=int(raw["intermediate_size"]),
+            head_dim=int(raw.get("head_dim") or hidden // heads),
+            intermediate_size=integer(raw, "intermediate_size"),
             rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=_rope_theta(raw),
             max_context=int(raw.get("max_position_embeddings", 2048)),

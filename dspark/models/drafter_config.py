@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.models.config import DecoderConfig, ModelConfigError, read_json
+from dspark.models.config import DecoderConfig, ModelConfigError, integer, read_json
 
 ARCHITECTURE = "Qwen3DSparkModel"
 MAX_BLOCK = 32
@@ -55,6 +55,10 @@ class DrafterConfig:
             raise ModelConfigError(
                 f"target_layer_ids {list(taps)} must lie in [0, {self.num_target_layers - 2}]: "
                 "the last layer's output is normed in some loaders and is refused"
+            )
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelConfigError(
+                f"num_attention_heads {self.heads} is not a multiple of num_key_value_heads {self.kv_heads}"
             )
         if not 1 <= self.block_size <= MAX_BLOCK:
             raise ModelConfigError(f"block_size {self.block_size} must lie in [1, {MAX_BLOCK}]")
@@ -145,22 +149,22 @@ def from_json(raw: Mapping[str, Any]) -> DrafterConfig:
     try:
         rope = raw.get("rope_parameters") or {}
         return DrafterConfig(
-            hidden_size=int(raw["hidden_size"]),
-            layers=int(raw["num_hidden_layers"]),
-            heads=int(raw["num_attention_heads"]),
-            kv_heads=int(raw["num_key_value_heads"]),
-            head_dim=int(raw["head_dim"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            vocab_size=int(raw["vocab_size"]),
+            hidden_size=integer(raw, "hidden_size"),
+            layers=integer(raw, "num_hidden_layers"),
+            heads=integer(raw, "num_attention_heads"),
+            kv_heads=integer(raw, "num_key_value_heads"),
+            head_dim=integer(raw, "head_dim"),
+            intermediate_size=integer(raw, "intermediate_size"),
+            vocab_size=integer(raw, "vocab_size"),
             draft_vocab_size=int(raw.get("draft_vocab_size") or raw["vocab_size"]),
             rms_eps=float(raw["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta") or raw["rope_theta"]),
-            max_context=int(raw["max_position_embeddings"]),
+            max_context=integer(raw, "max_position_embeddings"),
             target_layer_ids=tuple(int(i) for i in raw["target_layer_ids"]),
-            num_target_layers=int(raw["num_target_layers"]),
-            mask_token_id=int(raw["mask_token_id"]),
-            block_size=int(raw["block_size"]),
-            markov_rank=int(raw["markov_rank"]),
+            num_target_layers=integer(raw, "num_target_layers"),
+            mask_token_id=integer(raw, "mask_token_id"),
+            block_size=integer(raw, "block_size"),
+            markov_rank=integer(raw, "markov_rank"),
             confidence_head=bool(raw.get("enable_confidence_head", True)),
             confidence_with_markov=bool(raw.get("confidence_head_with_markov", True)),
         )

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 def packed_fp32_works() -> bool:
     """True when the blocked fp32 product exists in this torch and agrees with the plain one."""
     ops = torch.ops.mkldnn
-    if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (available and hasattr(ops, "_linear_pointwise")):
         return False
     weight = torch.linspace(-1, 1, 64 * 48).reshape(64, 48)
     rows = torch.linspace(-2, 2, 3 * 48).reshape(3, 48)

@@ -151,11 +151,50 @@ class _Layer:
         self.k_norm = get("self_attn.k_norm") if config.qk_norm else None
 
 
+def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint (Hugging Face names) and its shape."""
+    c = config
+    q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (c.hidden_size,),
+        "post_attention_layernorm": (c.hidden_size,),
+        "self_attn.q_proj": (q_rows, c.hidden_size),
+        "self_attn.k_proj": (kv_rows, c.hidden_size),
+        "self_attn.v_proj": (kv_rows, c.hidden_size),
+        "self_attn.o_proj": (c.hidden_size, q_rows),
+        "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
+        "mlp.up_proj": (c.intermediate_size, c.hidden_size),
+        "mlp.down_proj": (c.hidden_size, c.intermediate_size),
+    }
+    if c.qk_norm:
+        layer |= {"self_attn.q_norm": (c.head_dim,), "self_attn.k_norm": (c.head_dim,)}
+    shapes = {f"model.layers.{i}.{n}.weight": shape for i in range(c.layers) for n, shape in layer.items()}
+    shapes |= {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size), "model.norm.weight": (c.hidden_size,)}
+    return shapes if c.tied_embeddings else shapes | {"lm_head.weight": (c.vocab_size, c.hidden_size)}
+
+
+def check_shapes(config: DecoderConfig, weights: Mapping[str, Tensor]) -> None:
+    """Raise ModelConfigError for the first tensor that is missing, misshapen, or left over.
+
+    A tensor that is left over (a bias, a further layer) would be left out of the arithmetic without a sign. A head
+    beside tied embeddings and stored rotary frequencies are copies.
+    """
+    shapes = expected_shapes(config)
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise ModelConfigError(f"the checkpoint lacks the tensor {name}")
+        if tuple(weights[name].shape) != shape:
+            raise ModelConfigError(f"{name} has shape {tuple(weights[name].shape)}, the config implies {shape}")
+    for name in weights:
+        if name not in shapes and name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+            raise ModelConfigError(f"the checkpoint has the tensor {name}, which the config does not imply")
+
+
 class TargetModel:
     """A loaded target. Not thread-safe: the engine thread owns it.
 
     weights: Hugging Face names of the Llama family (``model.layers.0.self_attn.q_proj.weight`` ...), any float dtype.
-    Raises ModelConfigError naming a tensor that is missing.
+    Raises ModelConfigError naming a tensor that is missing, has another shape, or has no place in this network.
     """
 
     def __init__(
@@ -168,15 +207,12 @@ class TargetModel:
         max_positions: int | None = None,
     ) -> None:
         self.config, self.device, self.dtype = config, torch.device(device), dtype
+        check_shapes(config, weights)
         weights = {name: t.to(device=self.device, dtype=dtype) for name, t in weights.items()}
-        try:
-            self.embed = weights["model.embed_tokens.weight"]
-            self.norm = weights["model.norm.weight"]
-            self._layers = [_Layer(f"model.layers.{i}.", weights, config) for i in range(config.layers)]
-            head = self.embed if config.tied_embeddings else weights["lm_head.weight"]
-        except KeyError as missing:
-            raise ModelConfigError(f"the checkpoint lacks the tensor {missing}") from None
-        self.lm_head = Linear(head)
+        self.embed = weights["model.embed_tokens.weight"]
+        self.norm = weights["model.norm.weight"]
+        self._layers = [_Layer(f"model.layers.{i}.", weights, config) for i in range(config.layers)]
+        self.lm_head = Linear(self.embed if config.tied_embeddings else weights["lm_head.weight"])
         length = min(config.max_context, max_positions or config.max_context)
         self._rope = RopeTable(config.head_dim, config.rope_theta, length, self.device, dtype)
 
@@ -226,7 +262,7 @@ class TargetModel:
         rows = x.shape[0]
         h = F.rms_norm(x, (c.hidden_size,), layer.input_norm, c.rms_eps)
         qkv = layer.qkv(h).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
-        q, k, v = qkv.split([c.heads, c.kv_heads, c.kv_heads], dim=1)
+        q, k, v = torch.split(qkv, [c.heads, c.kv_heads, c.kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = F.rms_norm(q, (c.head_dim,), layer.q_norm, c.rms_eps)
             k = F.rms_norm(k, (c.head_dim,), layer.k_norm, c.rms_eps)
@@ -235,5 +271,5 @@ class TargetModel:
             qk = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin)
         x = x + layer.out(attention(index, qk[:, : c.heads], qk[:, c.heads :], v))
         h = F.rms_norm(x, (c.hidden_size,), layer.post_norm, c.rms_eps)
-        gate, up = layer.gate_up(h).split(c.intermediate_size, dim=-1)
+        gate, up = torch.split(layer.gate_up(h), c.intermediate_size, dim=-1)
         return x + layer.down(F.silu(gate) * up)

@@ -81,7 +81,9 @@ def block_losses(
     be below one); labels int64 [rows] as draft ids, -1 where the label is outside the draft vocabulary; weights [rows].
     """
     outside = (1.0 - teacher.sum(dim=-1)).clamp(min=0)
-    total, cross_entropy, l1 = _DraftLoss.apply(logits, teacher, outside, labels, weights)
+    total, cross_entropy, l1 = _DraftLoss.apply(  # type: ignore[no-untyped-call]
+        logits, teacher, outside, labels, weights
+    )
     acceptance = (1.0 - 0.5 * l1).clamp(0, 1)
     if confidence is not None:
         entropy = F.binary_cross_entropy_with_logits(confidence, acceptance, reduction="none")

@@ -78,7 +78,7 @@ class BlockTrainingAttention:
         far = (q.reshape(s, kv, a * rows, hd) @ context_k.permute(0, 2, 3, 1)).view(s, kv, a, rows, n)
         near = q @ k.permute(0, 3, 1, 4, 2)
         weights = torch.softmax(torch.cat([far + self._mask, near], dim=-1), dim=-1)
-        far, near = weights.split([n, b], dim=-1)
+        far, near = torch.split(weights, [n, b], dim=-1)
         out = (far.reshape(s, kv, a * rows, n) @ context_v.transpose(1, 2)).view(s, kv, a, rows, hd)
         out = out + near @ v.permute(0, 3, 1, 2, 4)
         out = out.view(s, kv, a, b, heads // kv, hd).permute(0, 2, 3, 1, 4, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from dspark_spark.api import Delta, GenerateRequest
@@ -25,7 +26,7 @@ class EngineBridge:
 
         def sink(delta: Delta) -> None:
             # After the loop has closed nobody reads any more; the engine thread must not die of that.
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         self._engine.submit(request, sink)

@@ -1,7 +1,7 @@
 """`dspark bench spec`: speculative against target-only decoding in one engine, interleaved.
 
-Every prompt is answered four times in a row: {target only, speculative} x {T = 0, T = 1}, one request at a time, after a
-warm-up. Only one variable differs inside a pair. Times are wall-clock from submission to the last token (prefill
+Every prompt is answered four times in a row: {target only, speculative} x {T = 0, T = 1}, one request at a time, after
+a warm-up. Only one variable differs inside a pair. Times are wall-clock from submission to the last token (prefill
 included); tokens are committed tokens. The order inside a pair alternates from prompt to prompt, so that drift of the
 machine cancels.
 """
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dspark_spark.api import FINISH_ERROR, Delta, GenerateRequest, SamplingParams
+from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest, SamplingParams
 from dspark_spark.build import Spark
 from dspark_spark.held_out import PROMPTS
 
@@ -68,7 +68,7 @@ def run(spark: Spark, options: BenchOptions, log: Callable[[str], None]) -> dict
                     key = (temperature, speculate)
                     _answer(spark, prompt, key, options.max_tokens, arms[key], seed=i)
             log(f"prompt {i + 1}/{len(prompts)}: {_progress(arms)}")
-        return _result(spark, arms, options)
+        return _result(spark, arms, len(prompts), options.max_tokens)
     finally:
         spark.engine.stop()
 
@@ -95,11 +95,11 @@ def _answer(
     spark.engine.stopwatch.take()
     started = time.perf_counter()
     spark.engine.submit(request, deltas.put)
-    steps = []
+    steps: list[Delta] = []
     while not steps or steps[-1].finish_reason is None:
         steps.append(deltas.get())
     seconds = time.perf_counter() - started
-    if steps[-1].finish_reason == FINISH_ERROR:
+    if steps[-1].finish_reason in (FINISH_ERROR, FINISH_ABORT):
         raise RuntimeError(f"the engine failed on {prompt!r}: {steps[-1].error}")
     _add(arm, steps, seconds, *spark.engine.stopwatch.take())
 
@@ -126,8 +126,9 @@ def _add(arm: ArmTotals, steps: list[Delta], seconds: float, turns: int, stages:
         arm.stages[name] = arm.stages.get(name, 0.0) + value
 
 
-def _decode_tokens(arm: ArmTotals, answers: int) -> int:
-    return arm.tokens - answers
+def _tokens_per_step(arm: ArmTotals, answers: int) -> float:
+    """Tokens that decode steps made (an answer's first token comes from its prefill) per decode step."""
+    return (arm.tokens - answers) / max(1, arm.steps)
 
 
 def _progress(arms: dict[tuple[float, bool], ArmTotals]) -> str:
@@ -138,12 +139,14 @@ def _progress(arms: dict[tuple[float, bool], ArmTotals]) -> str:
     return ", ".join(parts)
 
 
-def _result(spark: Spark, arms: dict[tuple[float, bool], ArmTotals], options: BenchOptions) -> dict[str, object]:
+def _result(
+    spark: Spark, arms: dict[tuple[float, bool], ArmTotals], prompts: int, max_tokens: int
+) -> dict[str, object]:
     result: dict[str, object] = {
         "model": spark.model_name,
         **spark.facts,
-        "prompts": options.prompts,
-        "max_tokens": options.max_tokens,
+        "prompts": prompts,
+        "max_tokens": max_tokens,
     }
     for t in TEMPERATURES:
         plain, spec, name = arms[t, False], arms[t, True], f"t{t:g}"
@@ -154,8 +157,8 @@ def _result(spark: Spark, arms: dict[tuple[float, bool], ArmTotals], options: Be
             f"speedup_{name}": round(spec.tok_s / plain.tok_s, 3),
             f"speedup_median_{name}": round(statistics.median(ratios), 3),
             f"speedup_quartiles_{name}": [round(q, 3) for q in _quartiles(ratios)],
-            f"tokens_per_step_{name}": round(_decode_tokens(spec, options.prompts) / spec.steps, 3),
-            f"acceptance_per_position_{name}": [round(n / spec.rounds, 3) for n in spec.accepted_at],
+            f"tokens_per_step_{name}": round(_tokens_per_step(spec, prompts), 3),
+            f"acceptance_per_position_{name}": [round(n / max(1, spec.rounds), 3) for n in spec.accepted_at],
             f"target_only_step_ms_{name}": _step_ms(plain),
         }
     both = [arms[t, True] for t in TEMPERATURES]

@@ -6,12 +6,16 @@ import secrets
 from dataclasses import dataclass, field
 
 import torch
+import zmq
 
+from dspark.errors import UserError
 from dspark.identity import compatibility
+from dspark.models.config import ModelConfigError
 from dspark.models.source import DTYPES, TargetSource, load_target, open_target
 from dspark.models.tokenizer import ChatTokenizer
 from dspark.speculative import ResolvedDrafter, SpeculativeConfig, resolve
 from dspark_proto import HelloParameters
+from dspark_proto.limits import IN_FLIGHT_MIN
 from dspark_spark.draft_link import DraftLink
 from dspark_spark.engine import Engine, EngineSettings
 from dspark_spark.metrics import Metrics
@@ -46,6 +50,11 @@ def build(settings: SparkSettings) -> Spark:
     """Load everything. Raises ModelConfigError before anything heavy when the configuration does not fit."""
     torch.set_num_threads(settings.threads)
     source = open_target(settings.target)
+    if settings.engine.max_context > source.config.max_context:
+        raise ModelConfigError(
+            f"--max-context {settings.engine.max_context} is longer than the target's context: "
+            f"give at most {source.config.max_context}"
+        )
     drafter = None
     if settings.worker is not None and settings.speculative is not None:
         drafter = resolve(settings.speculative, settings.target, source.config)
@@ -77,7 +86,10 @@ def _link(
         max_slots=settings.engine.slots,
         max_depth=drafter.depth,
         max_support=drafter.draft_support,
-        max_in_flight=settings.engine.slots,
+        max_in_flight=max(IN_FLIGHT_MIN, settings.engine.slots),
         step_deadline_ms=settings.draft_deadline_ms,
     )
-    return DraftLink(settings.worker, parameters, settings.draft_deadline_ms)
+    try:
+        return DraftLink(settings.worker, parameters, settings.draft_deadline_ms)
+    except zmq.ZMQError as error:
+        raise UserError(f"--worker {settings.worker}: {error}: give tcp://host:port") from None

@@ -1,31 +1,32 @@
 """The engine's link to its drafter worker: leases, context, proposals, and what happens when the worker is not there.
 
-States: *down* (saying HELLO every `RETRY_S`), *up* (ACCEPT received). Any missed deadline, silence or connection error
-brings the link down: the engine goes on target-only in the same step, and the link keeps trying. Coming up again is a
-new handshake with a new epoch, so every lease is opened anew and re-seeded from the taps that the engine kept.
+States: *down* (saying HELLO, rarely) and *up* (ACCEPT received). Silence, a connection error, a full socket or a frame
+that our own protocol side refuses bring the link down: the engine goes on target-only in the same step, and the link
+keeps trying. Coming up again is a new handshake, so every lease is opened anew and re-seeded from the taps that the
+engine kept. A round that is late or fails loses only its slot: the slot is reset and re-seeded, at once the first time,
+after a growing pause when it keeps happening, so that a slow worker does not cost a deadline per token.
 
-Owned by the engine thread; the only blocking call is `await_proposals`, bounded by the step deadline. It never decides
-anything about tokens.
+Invariants: every awaited proposal ends as ready or as one count in `discards`; no call blocks but `await_proposals`,
+which the step deadline bounds; nothing that a worker sends, or fails to send, raises here.
+
+Owned by the engine thread. It never decides anything about tokens.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from dspark_proto import (
-    EMPTY_DIGEST,
     Accepted,
     Cause,
-    CreditGranted,
     Draining,
     HelloParameters,
-    Lane,
     LocalProtocolError,
     PeerError,
     PeerSilent,
@@ -38,69 +39,56 @@ from dspark_proto import (
     StepTimedOut,
     SupportPolicy,
     VerifierConnection,
+    VerifierEvent,
 )
+from dspark_proto.limits import NO_COMMIT, STEP_ITEMS_MAX
+from dspark_proto.transports.base import ClientTransport
 from dspark_proto.transports.zmq import ZmqClient
+from dspark_spark.leases import NS, DraftLease, DraftRequest
 
-RETRY_S = 0.5
+RETRY_S, RETRY_MAX_S = 0.5, 2.0
 MICRO = 1_000_000
 
 
-@dataclass(slots=True)
-class DraftLease:
-    """One request's share of the worker.
-
-    taps: bf16 [positions, taps * d] of every committed position below `known`, kept by the engine for re-seeding.
-    """
-
-    slot: int
-    session: int
-    seed: int
-    lane: Lane
-    support: int
-    temperature: float
-    taps: Tensor
-    known: int = 0
-    digest: bytes = EMPTY_DIGEST
-    open: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """What one STEP asks: draft `depth` tokens after `anchor_token`, which sits at `anchor_position`."""
-
-    lease: DraftLease
-    round: int
-    anchor_token: int
-    anchor_position: int
-    depth: int
-    accepted_count: int | None
-    commit_token: int
-
-
 class DraftLink:
-    """A `VerifierConnection` over a ZeroMQ client, driven by the engine's clock."""
+    """A `VerifierConnection` over a client transport (ZeroMQ by default), driven by the engine's clock."""
 
-    def __init__(self, endpoint: str, parameters: HelloParameters, deadline_ms: int) -> None:
-        self._endpoint = endpoint
-        self._connection = VerifierConnection(parameters)
-        self._client = ZmqClient(endpoint)
-        self._deadline_ms = deadline_ms
-        self._leases: dict[int, DraftLease] = {}
-        self._next_hello_ns = 0
-        self._draining_until_ns = 0
-        self._ready: dict[int, ProposalReady] = {}
-        self._waiting: set[int] = set()
-        self._quarantined_epoch: int | None = None
+    def __init__(
+        self,
+        endpoint: str,
+        parameters: HelloParameters,
+        deadline_ms: int,
+        client: ClientTransport | None = None,
+    ) -> None:
         self.up = False
         self.reconnects = 0
         self.generation_bumps = 0
         self.discards: Counter[str] = Counter()
         self.last_error: str | None = None
+        self._endpoint = endpoint
+        self._connection = VerifierConnection(parameters)
+        self._client = client or ZmqClient(endpoint)
+        self._deadline_ms = deadline_ms
+        self._leases: dict[int, DraftLease] = {}
+        self._ready: dict[int, ProposalReady] = {}
+        self._waiting: set[int] = set()
+        self._next_hello_ns = 0
+        self._hellos_unanswered = 0
+        self._was_up = False
+        self._leaves_ns: int | None = None
+        self._quarantined_epoch: int | None = None
 
     @property
     def max_depth(self) -> int:
+        """Deepest proposal that the worker takes; 0 while the link is down."""
         negotiated = self._connection.negotiated
         return negotiated.max_depth if self.up and negotiated else 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """Proposals that one `step` may ask for; 0 while the link is down."""
+        negotiated = self._connection.negotiated
+        return negotiated.max_in_flight if self.up and negotiated else 0
 
     @property
     def drops(self) -> dict[str, int]:
@@ -109,9 +97,8 @@ class DraftLink:
 
     def close(self) -> None:
         """Give every lease back and close the socket."""
-        if self.up:
-            for lease in list(self._leases.values()):
-                self.release(lease)
+        for lease in list(self._leases.values()):
+            self.release(lease)
         self._client.close()
 
     def wait_up(self, timeout_s: float) -> bool:
@@ -122,39 +109,45 @@ class DraftLink:
         return self.up
 
     def pump(self) -> None:
-        """Take what has arrived, let timers run, reconnect when it is time. Never blocks."""
+        """Take what has arrived, let timers run, leave a draining worker, reconnect when it is time. Never blocks."""
         self._receive(0)
+        self._expire()
         now = time.monotonic_ns()
-        for event in self._connection.expire(now):
-            self._on(event)
-        self._flush()
+        if self._leaves_ns is not None:
+            self._leave(self._leaves_ns)
+        self._revive(now)
         if not self.up and now >= self._next_hello_ns:
-            self._next_hello_ns = now + int(RETRY_S * 1e9)
-            self._send([self._connection.hello(now)])
+            self._say_hello(now)
+
+    # -- leases and context ------------------------------------------------------------------------------------
 
     def lease(self, lease: DraftLease) -> None:
         """Take a lease for a request; it is opened at the worker as soon as the link is up."""
         self._leases[lease.slot] = lease
-        if self.up:
-            self._open(lease)
+        self._open(lease)
 
     def release(self, lease: DraftLease) -> None:
         """The request is over."""
         self._leases.pop(lease.slot, None)
         self._waiting.discard(lease.slot)
         if lease.open and self.up:
-            self._send([self._connection.close(lease.slot, Cause.FINISHED)])
-        lease.open = False
+            self._tell(self._connection.close, lease.slot, Cause.FINISHED)
+        lease.open = lease.lost = False
 
     def can_draft(self, lease: DraftLease) -> bool:
         """The worker holds this lease and has, or can take with the next STEP, every context row."""
-        if not (self.up and lease.open and time.monotonic_ns() >= self._draining_until_ns):
+        if not (self.up and lease.open) or lease.lost or self._leaves_ns is not None:
+            return False
+        if time.monotonic_ns() < lease.ready_ns:
             return False
         return self._feed(lease, keep=self._connection.parameters.max_depth + 1)
 
     def feed(self, lease: DraftLease) -> None:
-        """Send context rows ahead of the first STEP (prefill chunks, re-seeding), as far as credit goes."""
-        if self.up and lease.open:
+        """Send context rows ahead of the first STEP (prefill chunks, re-seeding), as far as credit goes.
+
+        What is left goes before a later STEP, when the worker has granted more.
+        """
+        if self.up and lease.open and not lease.lost:
             self._feed(lease, keep=0)
 
     def _feed(self, lease: DraftLease, keep: int) -> bool:
@@ -162,24 +155,81 @@ class DraftLink:
         end = self._connection.context_end(lease.slot)
         while lease.known - end > keep:
             rows = lease.taps[end : lease.known]
-            sent = self._connection.context(lease.slot, end, len(rows), _raw(rows))
-            if not sent.rows or not self._send(sent.frames):
+            try:
+                sent = self._connection.context(lease.slot, end, len(rows), _raw(rows))
+            except LocalProtocolError as error:
+                return self._refused(error)
+            # One frame a message: a message has a bounded number of parts.
+            if not sent.rows or not all(self._send([frame]) for frame in sent.frames):
                 return False
             end += sent.rows
         return True
 
+    def _open(self, lease: DraftLease) -> None:
+        negotiated = self._connection.negotiated
+        if not self.up or self._leaves_ns is not None or negotiated is None:
+            return
+        if lease.slot >= negotiated.max_slots:
+            return  # more requests than the worker takes: this one stays target-only
+        lease.replied = False
+        try:
+            frame = self._connection.open(
+                lease.slot,
+                lease.session,
+                seed=lease.seed,
+                support=SupportPolicy(lease.support),
+                lane=lease.lane,
+                draft_temperature_micro=round(lease.temperature * MICRO),
+            )
+        except LocalProtocolError as error:
+            # The worker negotiated less than this lease needs (support, lane): the request stays target-only.
+            self.last_error = str(error)
+            return
+        lease.open = self._send([frame])
+        self.feed(lease)
+
+    def _lose(self, slot: int) -> None:
+        """The slot's generation is dead; `_revive` resets it when its pause is over."""
+        lease = self._leases.get(slot)
+        if lease is None or not lease.open:
+            return
+        self.generation_bumps += 1
+        lease.lost, lease.replied = True, False
+        lease.losses += 1
+        lease.retry_ns = time.monotonic_ns() + lease.pause_ns()
+
+    def _revive(self, now: int) -> None:
+        """Renew and re-seed lost slots that are due; each then rests once more while the worker takes the context."""
+        for lease in self._leases.values():
+            if self.up and lease.lost and now >= lease.retry_ns:
+                lease.lost = False
+                lease.ready_ns = now + lease.pause_ns()
+                self._renew(lease)
+
+    def _renew(self, lease: DraftLease) -> None:
+        """A new generation; after a second loss a new OPEN, for a worker that never got the first knows no RESET."""
+        if lease.losses < 2:
+            if self._tell(self._connection.reset, lease.slot, Cause.ROUND_TIMED_OUT):
+                self.feed(lease)
+        elif self._tell(self._connection.close, lease.slot, Cause.ROUND_TIMED_OUT):
+            self._open(lease)
+
+    # -- rounds ------------------------------------------------------------------------------------------------
+
     def step(self, requests: Sequence[DraftRequest]) -> None:
-        """Send one STEP frame for all requests; `can_draft` must have been True for each."""
-        items = [self._item(r) for r in requests]
+        """Ask for all requests' proposals; `can_draft` must have been True for each, `max_in_flight` bounds them."""
         self._waiting = {r.lease.slot for r in requests}
         self._ready = {}
-        if not self._send([self._connection.step(items, time.monotonic_ns())]):
-            self._down("send_failed")
+        for start in range(0, len(requests), STEP_ITEMS_MAX):
+            if self.up:
+                items = [self._item(r) for r in requests[start : start + STEP_ITEMS_MAX]]
+                self._tell(self._connection.step, items, time.monotonic_ns())
 
     def _item(self, request: DraftRequest) -> StepItem:
         lease = request.lease
         end = self._connection.context_end(lease.slot)
-        commit = {} if request.accepted_count is None else {"accepted_count": request.accepted_count}
+        accepted = request.accepted_count if lease.replied else None
+        lease.replied = False
         return StepItem(
             session=lease.session,
             slot=lease.slot,
@@ -190,25 +240,29 @@ class DraftLink:
             prefix_digest=lease.digest,
             depth=request.depth,
             lane=lease.lane,
+            accepted_count=NO_COMMIT if accepted is None else accepted,
             commit_token=request.commit_token,
             tap_first=end,
             tap_rows=lease.known - end,
             taps=_raw(lease.taps[end : lease.known]),
-            **commit,
         )
 
     def await_proposals(self) -> dict[int, ProposalReady]:
         """Proposals by slot, once every awaited slot has answered or the deadline is over. Bounded by the deadline."""
-        until = time.monotonic() + self._deadline_ms / 1000
+        until = time.monotonic_ns() + self._deadline_ms * 1_000_000
         while self._waiting and self.up:
-            left = until - time.monotonic()
-            self._receive(max(0, int(left * 1000)) if left > 0 else 0)
-            for event in self._connection.expire(time.monotonic_ns()):
-                self._on(event)
-            self._flush()
-            if left <= 0 and self._waiting:
+            now = time.monotonic_ns()
+            self._receive(self._wait_ms(until, now))
+            self._expire()
+            if self._waiting and now >= until:
                 self._down("step_deadline")
+        self._revive(time.monotonic_ns())
         return self._ready
+
+    def _wait_ms(self, until: int, now: int) -> int:
+        """How long to sleep in the socket: to the deadline, but not past the connection's own timers (heartbeats)."""
+        timer = self._connection.next_deadline_ns()
+        return max(0, math.ceil((min(until, timer or until) - now) / 1e6))
 
     def invalid(self, reason: str) -> None:
         """A worker sent rows that pass every checksum and are no distribution: quarantine this worker process.
@@ -223,103 +277,128 @@ class DraftLink:
         self.discards["invalid_row"] += 1
         self._down("quarantined")
 
+    # -- frames and events -------------------------------------------------------------------------------------
+
     def _receive(self, timeout_ms: int) -> None:
         for frame in self._client.poll(timeout_ms):
             for event in self._connection.receive(frame, time.monotonic_ns()):
                 self._on(event)
         self._flush()
 
+    def _expire(self) -> None:
+        for event in self._connection.expire(time.monotonic_ns()):
+            self._on(event)
+        self._flush()
+
     def _flush(self) -> None:
         frames = self._connection.frames_to_send()
-        if frames:
+        if frames and self.up:
             self._send(frames)
 
-    def _send(self, frames: list[object]) -> bool:
-        return bool(self._client.send(frames))
+    def _send(self, frames: Sequence[memoryview]) -> bool:
+        """Send, or go down: what a slot was told must have left, or the two ledgers would differ."""
+        if self.up and self._client.send(frames):
+            return True
+        self._down("send_failed")
+        return False
 
-    def _on(self, event: object) -> None:
+    def _tell(self, make: Callable[..., memoryview], *arguments: object) -> bool:
+        """Build a frame and send it; False, and down, when either fails."""
+        try:
+            frame = make(*arguments)
+        except LocalProtocolError as error:
+            return self._refused(error)
+        return self._send([frame])
+
+    def _refused(self, error: LocalProtocolError) -> bool:
+        """Our own side refused a frame: the two ledgers differ, which calls for a fresh start and not a dead engine."""
+        self.last_error = f"the link started over: {error}"
+        self._down("refused_locally")
+        return False
+
+    def _on(self, event: VerifierEvent) -> None:
         match event:
             case Accepted():
-                self._up()
+                self._accepted()
             case Rejected():
-                self.last_error = f"worker refused: {event.field}: ours {event.local!r}, theirs {event.peer!r}"
-                self._down("rejected")
+                self.last_error = f"the worker refused: {event.field}: ours {event.local!r}, theirs {event.peer!r}"
             case ProposalReady() if event.slot in self._waiting:
-                self._waiting.discard(event.slot)
-                self._ready[event.slot] = event
+                self._take(event)
             case ProposalReady():
                 event.lease.release()
             case StepFailed():
-                self._discard(event.slot, "worker_failed", lost=event.needs_reset)
+                self._discard(event.slot, event.code.counter)
+                if event.needs_reset:
+                    self._lose(event.slot)
             case StepTimedOut():
-                self.generation_bumps += 1
-                self._discard(event.slot, "late", lost=True)
+                self._discard(event.slot, "late")
+                self._lose(event.slot)
             case SlotFailed():
-                self._discard(event.slot, "slot_failed", lost=True)
+                self._lose(event.slot)
             case PeerSilent():
                 self._down("silent")
             case PeerError() if event.scope is Scope.CONNECTION:
                 self._down("peer_error")
             case Draining():
-                self._draining_until_ns = time.monotonic_ns() + event.deadline_ms * 1_000_000
-            case CreditGranted():
-                for lease in self._leases.values():
-                    self.feed(lease)
+                self._leaves_ns = time.monotonic_ns() + event.deadline_ms * 1_000_000
 
-    def _discard(self, slot: int, cause: str, *, lost: bool) -> None:
-        """This round's proposal is gone; a lost slot is reset and re-seeded."""
+    def _take(self, event: ProposalReady) -> None:
+        self._waiting.discard(event.slot)
+        self._ready[event.slot] = event
+        lease = self._leases[event.slot]
+        lease.losses, lease.replied = 0, True
+
+    def _discard(self, slot: int, cause: str) -> None:
+        """This round's proposal is gone."""
         if slot in self._waiting:
             self.discards[cause] += 1
             self._waiting.discard(slot)
-        lease = self._leases.get(slot)
-        if lost and lease is not None and lease.open:
-            self._send([self._connection.reset(slot, Cause.ROUND_TIMED_OUT)])
-            self.feed(lease)
 
-    def _up(self) -> None:
+    # -- up and down -------------------------------------------------------------------------------------------
+
+    def _say_hello(self, now: int) -> None:
+        """Not every turn: each HELLO makes the answer to the one before it stale."""
+        sent = self._client.send([self._connection.hello(now)])
+        pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(8, self._hellos_unanswered))
+        self._hellos_unanswered += sent
+        self._next_hello_ns = now + int(pause_s * NS)
+
+    def _accepted(self) -> None:
         negotiated = self._connection.negotiated
-        if negotiated is not None and negotiated.peer_epoch == self._quarantined_epoch:
-            self._down("quarantined")
-            return
+        if negotiated is None or negotiated.peer_epoch == self._quarantined_epoch:
+            return  # still the process that lied: the link stays down and asks again, rarely
         self.up = True
+        self.reconnects += self._was_up
+        self._was_up = True
         self.last_error = None
-        self._draining_until_ns = 0
+        self._leaves_ns, self._hellos_unanswered = None, 0
         for lease in self._leases.values():
             self._open(lease)
 
-    def _open(self, lease: DraftLease) -> None:
-        negotiated = self._connection.negotiated
-        assert negotiated is not None
-        if lease.slot >= negotiated.max_slots:
-            return  # more requests than the worker takes: this one stays target-only
-        try:
-            frame = self._connection.open(
-                lease.slot,
-                lease.session,
-                seed=lease.seed,
-                support=SupportPolicy(lease.support),
-                lane=lease.lane,
-                draft_temperature_micro=round(lease.temperature * MICRO),
-            )
-        except LocalProtocolError as error:
-            self.last_error = str(error)
-            return
-        lease.open = self._send([frame])
-        self.feed(lease)
+    def _leave(self, until_ns: int) -> None:
+        """The worker drains: give it back what it holds, so that it can end, and look for its successor after that."""
+        for lease in self._leases.values():
+            if lease.open and self.up:
+                self._tell(self._connection.close, lease.slot, Cause.SHUTDOWN)
+                lease.open = False
+        self._down("draining")
+        self._next_hello_ns = until_ns
 
     def _down(self, cause: str) -> None:
-        """Discard what was awaited and start over with a new handshake."""
-        for _ in self._waiting:
-            self.discards[cause] += 1
-        self._waiting = set()
-        self.reconnects += self.up
-        self.generation_bumps += sum(lease.open for lease in self._leases.values())
+        """Discard what was awaited; the next handshake starts over. Harmless when the link is down already."""
+        for slot in list(self._waiting):
+            self._discard(slot, cause)
+        if self.up:
+            self.generation_bumps += sum(lease.open for lease in self._leases.values())
+            self._next_hello_ns = time.monotonic_ns() + int(RETRY_S * NS)
+            self.last_error = self.last_error or f"the link to {self._endpoint} went down: {cause}"
         self.up = False
+        self._leaves_ns = None
         for lease in self._leases.values():
-            lease.open = False
-        self._next_hello_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
+            lease.open = lease.lost = lease.replied = False
+            lease.losses = lease.ready_ns = 0
 
 
 def _raw(rows: Tensor) -> memoryview | bytes:
     """The bytes of bf16 rows, without a copy (numpy has no bf16, so they pass as uint8)."""
-    return memoryview(rows.view(torch.uint8).numpy()).cast("B") if len(rows) else b""
+    return rows.view(torch.uint8).numpy().data.cast("B") if len(rows) else b""

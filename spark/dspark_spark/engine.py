@@ -7,39 +7,40 @@ drafts; a request without drafts (no worker, a discarded round, no budget left, 
 samples from the target. Depths are chosen before anything is drawn and from nothing that depends on a draw.
 
 Invariants: a token is committed only by `_commit`; a proposal is either verified whole or not looked at; every draw is
-keyed by (request seed, round, absolute position, domain), and a request's round advances at every step it takes part in.
-A failure inside one request (a NaN row, say) ends that request alone.
+keyed by (request seed, round, absolute position, domain), and a request's round advances at every step that it takes
+part in. A failure inside one request (a NaN row, say) ends that request alone.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 
-from dspark.dyadic import Row, RowError
-from dspark.models.target import ForwardResult, Segment, TargetModel
+from dspark.dyadic import RowError
+from dspark.models.target import ForwardResult, TargetModel
 from dspark.models.tokenizer import ChatTokenizer
-from dspark.processors import LogitsError, PolicyError, SamplingPolicy, target_row
+from dspark.processors import LogitsError, SamplingPolicy
 from dspark.speculative import ResolvedDrafter
 from dspark.tickets import ResidualIdentityError
-from dspark.verify import sample_target_only, verify_greedy, verify_ratio
-from dspark_proto import Lane, prefix_digest
-from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, EngineBusyError, GenerateRequest
-from dspark_spark.draft_link import DraftLease, DraftLink, DraftRequest
-from dspark_spark.metrics import Metrics, RoundRecord
+from dspark_proto import Lane, ProposalReady, prefix_digest
+from dspark_spark.acceptance import judge, sample
+from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest
+from dspark_spark.batch import Batch, schedule, width
+from dspark_spark.draft_link import DraftLink
+from dspark_spark.leases import DraftLease, DraftRequest
+from dspark_spark.metrics import Metrics
 from dspark_spark.proposals import Proposal, read_proposal
+from dspark_spark.request_queue import Entry, RequestQueue, Sink
 from dspark_spark.sequence import Sequence, request_seed
 from dspark_spark.stopwatch import Stopwatch
+from dspark_spark.tally import LinkReporter, Tally
 from dspark_spark.text import TextStream
 
 IDLE_WAIT_S = 0.05
-Sink = Callable[[Delta], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +51,6 @@ class EngineSettings:
     max_context: int = 2048
     prefill_chunk: int = 256
     queue_limit: int = 128
-
-
-@dataclass
-class _Round:
-    """What one turn works on: (sequence, drafts) in the order of the forward pass."""
-
-    decoding: list[tuple[Sequence, Proposal | None]]
-    prefilling: list[tuple[Sequence, int]]
-
-
-@dataclass
-class _Tally:
-    """Counts of one turn, for the metrics."""
-
-    drafts: int = 0
-    drafted: int = 0
-    verified: int = 0
-    per_position: list[int] = field(default_factory=list)
-    target_only: dict[str, int] = field(default_factory=dict)
-    identity_failures: int = 0
 
 
 class Engine:
@@ -97,19 +78,14 @@ class Engine:
             if drafter
             else None
         )
-        self._inbox: queue.SimpleQueue[tuple[GenerateRequest, Sink]] = queue.SimpleQueue()
-        self._waiting: deque[tuple[GenerateRequest, Sink]] = deque()
+        self._inbox = RequestQueue(settings.queue_limit + settings.slots)
+        self._waiting: deque[Entry] = deque()
         self._running: dict[str, tuple[Sequence, Sink]] = {}
         self._free = list(range(settings.slots - 1, -1, -1))
-        self._cancelled: set[str] = set()
-        self._accepting = threading.Lock()
-        self._pending = 0
-        self._dead = False
         self._session = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._wire_seen: dict[str, int] = {}
-        self._link_seen = (0, 0)
+        self._reporter = LinkReporter(metrics)
 
     # -- from any thread ---------------------------------------------------------------------------------------
 
@@ -119,8 +95,10 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort what runs, close the link, end the thread."""
+        """Abort what runs, close the link, end the thread. Safe to call twice, and on an engine never started."""
         self._stop.set()
+        if self._thread is None:
+            self.start()
         if self._thread is not None:
             self._thread.join(timeout=30)
 
@@ -130,17 +108,11 @@ class Engine:
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Queue a request; `sink` is called from the engine thread. Raises EngineBusyError when the queue is full."""
-        with self._accepting:
-            if self._dead:
-                raise EngineBusyError("the engine has stopped")
-            if self._pending >= self.settings.queue_limit + self.settings.slots:
-                raise EngineBusyError(f"{self._pending} requests are running or waiting")
-            self._pending += 1
-            self._inbox.put((request, sink))
+        self._inbox.submit(request, sink)
 
     def cancel(self, request_id: str) -> None:
         """Abort a request within one round. Unknown or finished ids are ignored."""
-        self._cancelled.add(request_id)
+        self._inbox.cancel(request_id)
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -159,53 +131,50 @@ class Engine:
 
     def _end_all(self, end: Delta) -> None:
         """Nobody is left waiting, whatever ended the loop."""
-        with self._accepting:
-            self._dead = True
-        for _, sink in self._running.values():
-            self._deliver(sink, end)
+        self._inbox.close()
+        for sequence, sink in self._running.values():
+            self._deliver(sink, replace(end, stats=sequence.stats()))
         self._running = {}
-        while not self._inbox.empty():
-            self._waiting.append(self._inbox.get())
+        self._waiting += [item for item in self._inbox.receive(0) if not isinstance(item, str)]
         for _, sink in self._waiting:
             self._deliver(sink, end)
         self._waiting.clear()
 
     def turn(self) -> bool:
         """One turn of the loop; False when there was nothing to do (it then waited a moment for a request)."""
-        self._receive(wait=not self._running)
+        self._receive()
         if self.link is not None:
             self.link.pump()
         self._admit()
         self._publish_state()
         if not self._running:
             return False
-        tally = _Tally()
+        tally = Tally()
         self.stopwatch.begin()
-        plan = self._schedule()
-        drafts = self._draft(plan, tally)
-        plan.decoding = [(s, drafts.get(s.slot)) for s, _ in plan.decoding]
+        batch = schedule((s for s, _ in self._running.values()), self.settings.prefill_chunk)
+        batch.give(self._draft(batch, tally))
         self.stopwatch.lap("send")
-        result = self._verify(plan)
+        result = self._verify(batch)
         self.stopwatch.lap("verify")
-        self._keep_taps(plan, result)
-        self._commit_all(plan, result, tally)
+        self._keep_taps(batch, result)
+        self._commit_all(batch, result, tally)
         self.stopwatch.lap("sample")
         self._record(tally)
         return True
 
-    def _receive(self, *, wait: bool) -> None:
-        """Move new requests to the waiting list and drop cancelled ones."""
-        try:
-            item = self._inbox.get(timeout=IDLE_WAIT_S) if wait and not self._waiting else self._inbox.get_nowait()
-            while True:
+    def _receive(self) -> None:
+        """Move new requests to the waiting list and drop cancelled ones, in the order in which they came."""
+        idle = not self._running and not self._waiting
+        for item in self._inbox.receive(IDLE_WAIT_S if idle else 0):
+            if isinstance(item, str):
+                self._abort(item)
+            else:
                 self._waiting.append(item)
-                item = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
-        cancelled, self._cancelled = self._cancelled, set()
-        for request_id in cancelled & self._running.keys():
+
+    def _abort(self, request_id: str) -> None:
+        if request_id in self._running:
             self._finish(request_id, Delta(finish_reason=FINISH_ABORT))
-        for entry in [e for e in self._waiting if e[0].request_id in cancelled]:
+        for entry in [e for e in self._waiting if e[0].request_id == request_id]:
             self._waiting.remove(entry)
             self._deliver(entry[1], Delta(finish_reason=FINISH_ABORT))
 
@@ -213,34 +182,42 @@ class Engine:
         while self._waiting and self._free:
             request, sink = self._waiting.popleft()
             try:
-                sequence = self._sequence(request)
-            except (PolicyError, ValueError) as error:
+                sequence = self._sequence(request, self._free[-1])
+            except ValueError as error:
                 self._deliver(sink, Delta(finish_reason=FINISH_ERROR, error=str(error)))
                 continue
+            self._free.pop()
             self._running[request.request_id] = (sequence, sink)
+            if self.link is not None and self.drafter is not None and request.speculate:
+                sequence.lease = self._new_lease(sequence)
+                self.link.lease(sequence.lease)
 
-    def _sequence(self, request: GenerateRequest) -> Sequence:
-        p = request.params
-        if len(request.prompt_ids) >= self.settings.max_context:
-            raise ValueError(f"the prompt has {len(request.prompt_ids)} tokens, the context {self.settings.max_context}")
+    def _sequence(self, request: GenerateRequest, slot: int) -> Sequence:
+        """Raises ValueError for a request that the endpoint should not have let through."""
+        p, prompt, limit = request.params, request.prompt_ids, self.settings.max_context
+        if not 0 < len(prompt) < limit:
+            raise ValueError(f"the prompt has {len(prompt)} tokens: it must have 1 to {limit - 1}")
+        if not 0 <= min(prompt) <= max(prompt) < self._model.config.vocab_size:
+            raise ValueError(f"the prompt has a token id outside the vocabulary of {self._model.config.vocab_size}")
+        if request.request_id in self._running:
+            raise ValueError(f"request_id {request.request_id!r} is running already: give every request its own")
+        budget = replace(p, max_tokens=min(p.max_tokens, limit - len(prompt)))
         sequence = Sequence(
             request=request,
-            slot=self._free[-1],
+            slot=slot,
             policy=SamplingPolicy(p.temperature, p.top_k, p.top_p),
-            text=TextStream(self._tokenizer, p, self._tokenizer.eos_ids),
+            text=TextStream(self._tokenizer, budget, self._tokenizer.eos_ids),
             seed=request_seed(p.seed),
-            tokens=list(request.prompt_ids),
-            context_limit=self.settings.max_context,
+            tokens=list(prompt),
+            context_limit=limit,
         )
-        self._free.pop()
-        if self.link is not None and self.drafter is not None and request.speculate:
-            sequence.lease = self._new_lease(sequence)
-            self.link.lease(sequence.lease)
+        sequence.keys()  # a seed outside its range is refused here, not in the middle of a batch
         return sequence
 
     def _new_lease(self, sequence: Sequence) -> DraftLease:
         drafter, store = self.drafter, self._tap_store
-        assert drafter is not None and store is not None
+        assert drafter is not None
+        assert store is not None
         self._session += 1
         greedy = sequence.greedy
         wanted = drafter.draft_temperature
@@ -248,38 +225,23 @@ class Engine:
         return DraftLease(
             slot=sequence.slot,
             session=self._session,
-            seed=sequence.seed & ((1 << 64) - 1),
+            seed=sequence.seed,
             lane=Lane.GREEDY if greedy else Lane.RATIO,
             support=drafter.draft_support if temperature > 0 else 1,
             temperature=temperature,
             taps=store[sequence.slot],
         )
 
-    def _schedule(self) -> _Round:
-        """Every decoding request, and prefill chunks in arrival order up to the budget."""
-        decoding: list[tuple[Sequence, Proposal | None]] = []
-        prefilling: list[tuple[Sequence, int]] = []
-        budget = self.settings.prefill_chunk
-        for sequence, _ in self._running.values():
-            if sequence.decoding:
-                decoding.append((sequence, None))
-            elif budget > 0:
-                chunk = min(budget, sequence.prompt_length - sequence.computed)
-                prefilling.append((sequence, chunk))
-                budget -= chunk
-        for sequence, _ in [*decoding, *prefilling]:
-            sequence.round += 1
-        return _Round(decoding, prefilling)
-
-    def _draft(self, plan: _Round, tally: _Tally) -> dict[int, Proposal]:
+    def _draft(self, batch: Batch, tally: Tally) -> dict[int, Proposal]:
         """Ask the worker for proposals of every decoding request that can use one; wait at most the deadline."""
-        requests = []
-        for sequence, _ in plan.decoding:
-            depth, reason = self._depth(sequence)
+        requests: list[DraftRequest] = []
+        for sequence, _ in batch.decoding:
+            depth, reason = self._depth(sequence, len(requests))
             if depth:
+                tally.asked(depth)
                 requests.append(self._draft_request(sequence, depth))
             else:
-                tally.target_only[reason] = tally.target_only.get(reason, 0) + 1
+                tally.target_only[reason] += 1
         if not requests or self.link is None:
             return {}
         self.link.step(requests)
@@ -287,9 +249,11 @@ class Engine:
         ready = self.link.await_proposals()
         drafting_s = max((event.draft_us for event in ready.values()), default=0) / 1e6
         self.stopwatch.split("drafter", drafting_s, rest="link")
-        return self._read(requests, ready, tally)
+        proposals = self._read(requests, ready)
+        tally.target_only["discarded"] += len(requests) - len(proposals)
+        return proposals
 
-    def _depth(self, sequence: Sequence) -> tuple[int, str]:
+    def _depth(self, sequence: Sequence, asked: int) -> tuple[int, str]:
         """How deep to draft, or 0 and why not. Looks at budgets and at the link, never at tokens or confidences."""
         if sequence.lease is None or self.link is None or self.drafter is None:
             return 0, "speculation_off"
@@ -298,7 +262,9 @@ class Engine:
         depth = min(self.drafter.depth, self.link.max_depth, sequence.depth_limit())
         if depth <= 0:
             return 0, "budget"
-        return (depth, "") if self.link.can_draft(sequence.lease) else (0, "no_lease")
+        if not self.link.can_draft(sequence.lease):
+            return 0, "no_lease"
+        return (depth, "") if asked < self.link.max_in_flight else (0, "in_flight_limit")
 
     def _draft_request(self, sequence: Sequence, depth: int) -> DraftRequest:
         assert sequence.lease is not None
@@ -314,45 +280,30 @@ class Engine:
             commit_token=sequence.tokens[-1],
         )
 
-    def _read(self, requests: list[DraftRequest], ready: dict, tally: _Tally) -> dict[int, Proposal]:
+    def _read(self, requests: list[DraftRequest], ready: dict[int, ProposalReady]) -> dict[int, Proposal]:
         """Validate whole replies; an invalid one is discarded and counted, never repaired."""
         assert self.link is not None
         proposals = {}
-        for request in requests:
-            tally.drafts += 1
-            tally.drafted += request.depth
-            event = ready.get(request.lease.slot)
-            if event is None:
-                continue
+        for slot in [r.lease.slot for r in requests if r.lease.slot in ready]:
             try:
-                proposals[request.lease.slot] = read_proposal(event, self._model.config.vocab_size)
+                proposals[slot] = read_proposal(ready[slot], self._model.config.vocab_size)
             except RowError as error:
                 self.link.invalid(str(error))
             finally:
-                event.lease.release()
+                ready[slot].lease.release()
         self.stopwatch.lap("validate")
         return proposals
 
-    def _verify(self, plan: _Round) -> ForwardResult:
+    def _verify(self, batch: Batch) -> ForwardResult:
         """One forward pass over anchors, drafts and prefill chunks; logits where somebody samples."""
-        segments, wanted, row = [], [], 0
-        for sequence, proposal in plan.decoding:
-            drafts = proposal.tokens if proposal else ()
-            segments.append(Segment(sequence.slot, sequence.anchor_position, (sequence.tokens[-1], *drafts)))
-            wanted += range(row, row + 1 + len(drafts))
-            row += 1 + len(drafts)
-        for sequence, chunk in plan.prefilling:
-            start = sequence.computed
-            segments.append(Segment(sequence.slot, start, sequence.tokens[start : start + chunk]))
-            row += chunk
-            if start + chunk == sequence.prompt_length:
-                wanted.append(row - 1)
-        return self._model.forward(self._cache, segments, tap_layers=self._taps, logit_rows=wanted)
+        return self._model.forward(
+            self._cache, batch.segments(), tap_layers=self._taps, logit_rows=batch.logit_rows()
+        )
 
-    def _keep_taps(self, plan: _Round, result: ForwardResult) -> None:
+    def _keep_taps(self, batch: Batch, result: ForwardResult) -> None:
         """Store prefill taps and hand them to the link; decode taps wait until it is known what was accepted."""
-        row = sum(1 + (len(p.tokens) if p else 0) for _, p in plan.decoding)
-        for sequence, chunk in plan.prefilling:
+        row = batch.decode_rows()
+        for sequence, chunk in batch.prefilling:
             if sequence.lease is not None and result.taps is not None:
                 lease = sequence.lease
                 lease.taps[lease.known : lease.known + chunk] = result.taps[row : row + chunk]
@@ -368,47 +319,51 @@ class Engine:
         lease.digest = prefix_digest(sequence.tokens[lease.known : lease.known + rows], lease.digest)
         lease.known += rows
 
-    def _commit_all(self, plan: _Round, result: ForwardResult, tally: _Tally) -> None:
-        row = tap_row = 0
-        for sequence, proposal in plan.decoding:
-            rows = 1 + (len(proposal.tokens) if proposal else 0)
-            taps = None if result.taps is None else result.taps[tap_row : tap_row + rows]
-            self._guarded(sequence, tally, self._commit, result.logits[row : row + rows], proposal, taps)
+    def _commit_all(self, batch: Batch, result: ForwardResult, tally: Tally) -> None:
+        row = 0
+        for sequence, proposal in batch.decoding:
+            rows = width(proposal)
+            taps = None if result.taps is None else result.taps[row : row + rows]
+            sound = self._guarded(sequence, tally, self._commit, result.logits[row : row + rows], proposal, taps)
+            if proposal and not sound:
+                tally.discards["target_fault"] += 1
             row += rows
-            tap_row += rows
-        for sequence, _ in plan.prefilling:
+        for sequence, _ in batch.prefilling:
             if sequence.decoding:
                 self._guarded(sequence, tally, self._commit_first, result.logits[row : row + 1])
                 row += 1
 
-    def _guarded(self, sequence: Sequence, tally: _Tally, act: Callable[..., None], *arguments: object) -> None:
-        """Run a per-request step; a fault of this request's numbers ends this request only."""
+    def _guarded(self, sequence: Sequence, tally: Tally, act: Callable[..., None], *arguments: object) -> bool:
+        """Run a per-request step; a fault of this request's numbers ends this request only (then False)."""
         try:
             act(sequence, tally, *arguments)
+            return True
         except (LogitsError, ResidualIdentityError) as error:
             tally.identity_failures += isinstance(error, ResidualIdentityError)
             self._finish(sequence.request.request_id, Delta(finish_reason=FINISH_ERROR, error=str(error)))
+            return False
 
-    def _commit_first(self, sequence: Sequence, tally: _Tally, logits: torch.Tensor) -> None:
+    def _commit_first(self, sequence: Sequence, tally: Tally, logits: torch.Tensor) -> None:
         """The token after the prompt, from the target alone."""
-        token = self._sample(sequence, logits)
+        token = sample(sequence, logits)
         self._emit(sequence, sequence.commit([], 0, token))
 
     def _commit(
         self,
         sequence: Sequence,
-        tally: _Tally,
+        tally: Tally,
         logits: torch.Tensor,
         proposal: Proposal | None,
         taps: torch.Tensor | None,
     ) -> None:
         if proposal is None:
-            accepted, token, drafted = 0, self._sample(sequence, logits), []
+            accepted, token, drafted = 0, sample(sequence, logits), []
             sequence.counters.target_only_steps += 1
         else:
             drafted = proposal.tokens
-            accepted, token = self._judge(sequence, logits, proposal)
-            self._count(sequence, len(drafted), accepted, tally)
+            accepted, token = judge(sequence, logits, proposal)
+            sequence.counters.judged(len(drafted), accepted)
+            tally.judged(len(drafted), accepted)
         before = len(sequence.tokens)
         delta = sequence.commit(drafted, accepted, token)
         if sequence.lease is not None and taps is not None and delta.finish_reason is None:
@@ -418,46 +373,6 @@ class Engine:
             sequence.last_accepted = accepted if proposal else None
         sequence.computed = len(sequence.tokens) - 1
         self._emit(sequence, delta)
-
-    def _judge(self, sequence: Sequence, logits: torch.Tensor, proposal: Proposal) -> tuple[int, int]:
-        """Accept a prefix of the drafts and take the token after it."""
-        if sequence.greedy:
-            verdict = verify_greedy(self._argmax(logits), proposal.tokens)
-        else:
-            rows: list[Row] = proposal.rows
-            host = logits.float().cpu().numpy()
-            verdict = verify_ratio(
-                lambda i: target_row(host[i], sequence.policy),
-                rows,
-                proposal.tokens,
-                sequence.anchor_position,
-                sequence.keys(),
-            )
-        return verdict.accepted, verdict.token
-
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
-        if sequence.greedy:
-            return self._argmax(logits)[0]
-        tickets = target_row(logits[0].float().cpu().numpy(), sequence.policy)
-        return sample_target_only(tickets, len(sequence.tokens), sequence.keys())
-
-    def _argmax(self, logits: torch.Tensor) -> list[int]:
-        """Argmax of every row, lowest id on ties. Raises LogitsError when a row has no finite maximum."""
-        best = logits.max(dim=-1)
-        if not bool(torch.isfinite(best.values).all()):
-            raise LogitsError("the target's logits are not finite")
-        chosen: list[int] = best.indices.tolist()
-        return chosen
-
-    def _count(self, sequence: Sequence, depth: int, accepted: int, tally: _Tally) -> None:
-        sequence.counters.rounds += 1
-        sequence.counters.verified += depth
-        sequence.counters.accepted += accepted
-        tally.verified += depth
-        while len(tally.per_position) < accepted:
-            tally.per_position.append(0)
-        for position in range(accepted):
-            tally.per_position[position] += 1
 
     # -- delivery ----------------------------------------------------------------------------------------------
 
@@ -473,47 +388,22 @@ class Engine:
         if sequence.lease is not None and self.link is not None:
             self.link.release(sequence.lease)
         self._free.append(sequence.slot)
-        self._deliver(sink, delta)
+        self._deliver(sink, replace(delta, stats=sequence.stats()))
 
     def _deliver(self, sink: Sink, delta: Delta) -> None:
         if delta.finish_reason is not None:
-            with self._accepting:
-                self._pending -= 1
+            self._inbox.ended()
         sink(delta)
 
     # -- metrics -----------------------------------------------------------------------------------------------
 
-    def _record(self, tally: _Tally) -> None:
-        discards = dict(self.link.discards) if self.link is not None else {}
+    def _record(self, tally: Tally) -> None:
         if self.link is not None:
+            tally.discards += self.link.discards
             self.link.discards.clear()
-        self.metrics.record_round(
-            RoundRecord(
-                drafts=tally.drafts,
-                drafted_tokens=tally.drafted,
-                verified_tokens=tally.verified,
-                accepted_per_position=tuple(tally.per_position),
-                discards=discards,
-                target_only=tally.target_only,
-                residual_identity_failures=tally.identity_failures,
-                stage_seconds=self.stopwatch.end(),
-            )
-        )
+        self.metrics.record_round(tally.record(self.stopwatch.end()))
 
     def _publish_state(self) -> None:
-        self.metrics.set_load(len(self._running), len(self._waiting) + self._inbox.qsize())
-        if self.link is None:
-            return
-        self.metrics.set_worker_up(self.link.up)
-        reconnects, bumps = self.link.reconnects, self.link.generation_bumps
-        seen_reconnects, seen_bumps = self._link_seen
-        for _ in range(reconnects - seen_reconnects):
-            self.metrics.record_worker_reconnect()
-        if bumps > seen_bumps:
-            self.metrics.record_generation_bump(bumps - seen_bumps)
-        self._link_seen = (reconnects, bumps)
-        for cause, count in self.link.drops.items():
-            new = count - self._wire_seen.get(cause, 0)
-            if new:
-                self.metrics.record_wire_drop(cause, new)
-                self._wire_seen[cause] = count
+        self.metrics.set_load(len(self._running), len(self._waiting) + len(self._inbox))
+        if self.link is not None:
+            self._reporter.publish(self.link)

@@ -1,7 +1,8 @@
-"""Prompts for benchmarks and greedy comparisons: written by hand, in nobody's training corpus.
+"""Prompts for benchmarks and greedy comparisons, none of which the shipped drafter was trained on.
 
-The shipped drafter was trained on instructions that its target wrote; these are what people ask, so acceptance on them
-is the held-out figure.
+`SELF_WRITTEN` are held-out instructions of the drafter's own corpus: the target wrote them, like those that it was
+trained on (every complete instruction of the held-out conversations, in corpus order). `PROMPTS` are written by hand:
+what people ask, which is another distribution and the harder one.
 """
 
 from __future__ import annotations
@@ -58,3 +59,59 @@ PROMPTS = (
     "What happens in the body when we run?",
     "Explain supply and demand with the example of a lemonade stand.",
 )
+
+SELF_WRITTEN = (
+    "Translate the following sentence from English to Spanish:\n“I want to go to the movies tonight”",
+    "Plan a surprise wedding at home with the help of my girlfriend.",
+    "I want to create a new recipe that uses only the chocolate in one ingredient that will be used to "
+    "make it. Can you help me with a recipe here?",
+    "What is the difference between the merc with a max of 20 color out of 50 and the merc with a max of 40.",
+    "Explain the feasibility of building a self-sustaining, climate-resilient city model using renewable "
+    "energy resources in the context of cities.",
+    "Who was Martin Bateman?\nMartin Bateman was a 1980s male detective who was the founder of the "
+    "organization BATF.",
+    "Tell me about the Royal Caribbean 14-day world tour. What was it like for a team of 2?",
+    "Plan a 2-week trip to the Bahamas for a mix of cultural experiences, adventure, and relaxation.",
+    "Give three ways to create a delicious dish with only 10 ingredients.",
+    "Can you help me with a recipe for a vegan baby food blend?",
+    "My child is 8 years old. They're spending the summer with the grandparents and they're always having "
+    "fun by the pool. Now I'm not sure if I should bring them to the store without careful planning. What "
+    "are my options?",
+    "Where is the most haunted location in the world?",
+    "Suggest an app for beginners who want to start with online shopping.",
+    "I'm planning to launch a new fitness platform and want to ensure it's a safe and secure place for "
+    "people to connect and share fitness insights. Can you provide a list of the steps to make that "
+    "happen?",
+    "Please write a professional unit email copy of a resume for the position of QA engineer.",
+    "How can I improve my public speaking skills?",
+    "Can you provide a detailed explanation of the moon's orbit around Earth?",
+    "I'm in need of a new fitness tracker that can track my sleep patterns. Can you recommend a good one?",
+    "Give three ways to use the price model to protect yourself from profit during a pandemic.",
+    "Can you provide a code snippet in Python that can create a random permutation of a list of integers?",
+    "I'm struggling to decide between the \"Minion buddy\" and the \"Bond Boss\" titles I see on social "
+    "media. What are the differences and which one is the best fit for me?",
+    "A man named Spock was mentioned in the movie Star Wars: The Last Jedi. Can stars in the movie Star "
+    "Wars: The Last Jedi be the ship's crew?",
+    "I want to create a new product that helps reduce plastic waste in our oceans. Could you help me with that?",
+    "Write a short story about a mysterious antique shop with a magic box. What's the main plot of the story?",
+    "Write a short story about a magical throne that holds the memories of the past. Can you give me a "
+    "possible scenario using this magical throne?",
+    "Can you provide a step-by-step guide to getting started with a new yoga class?",
+    "Could you explain the difference between a capacitor and a diode in electrical circuits?",
+    "If I have a bad habit of using a certain type of sunscreen but have been using something else this "
+    "week, how can I make sure I am safe from sun damage today?",
+    "Why do we need to implement automation in the manufacturing of AI for machine learning?",
+    "How do I prepare for a job interview in 2024?",
+    "Can you provide a comprehensive guide on how to prepare for a job interview in the tech industry?",
+    "Give me a recipe to make a perfect homemade lasagna.",
+    "Can you provide a list of the top 5 sustainable products available on eBay?",
+    "Can you translate \"China's fast-moving lanterns\" to an Italian?",
+    "Can you provide a list of the top 1000 most used and popular health products in the world?",
+    "Could you explain what a \"fun\" is to me?",
+    "I'm looking for a new home to rent and I'm considering a place with a family. Can you help me find a "
+    "place that caters to families?",
+    "Write a poem about Ikea, on a Christmas Eve at my home in Angelo, Italy, spanish aloto al liego, or "
+    "I am a millionaire.",
+)
+
+PROMPT_SETS = {"self": SELF_WRITTEN, "people": PROMPTS}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, field
 
 from dspark.philox import Keys
 from dspark.processors import SamplingPolicy
 from dspark_spark.api import Delta, GenerateRequest, SpeculationStats
-from dspark_spark.draft_link import DraftLease
+from dspark_spark.leases import DraftLease
 from dspark_spark.text import TextStream
 
 
@@ -22,6 +21,12 @@ class SequenceCounters:
     verified: int = 0
     accepted: int = 0
     target_only_steps: int = 0
+
+    def judged(self, depth: int, accepted: int) -> None:
+        """A proposal of `depth` drafts was verified."""
+        self.rounds += 1
+        self.verified += depth
+        self.accepted += accepted
 
 
 @dataclass
@@ -44,8 +49,6 @@ class Sequence:
     round: int = 0
     lease: DraftLease | None = None
     last_accepted: int | None = None
-    cancelled: bool = False
-    started_s: float = field(default_factory=time.monotonic)
     counters: SequenceCounters = field(default_factory=SequenceCounters)
 
     @property
@@ -78,7 +81,7 @@ class Sequence:
         return SpeculationStats(lane, c.rounds, c.drafted, c.verified, c.accepted, c.target_only_steps)
 
     def commit(self, drafted: list[int], accepted: int, token: int) -> Delta:
-        """Take `accepted` drafts and the token after them; returns what the client gets. Tokens past a stop are dropped."""
+        """Take `accepted` drafts and the token after them; returns what the client gets, cut at a stop."""
         run = [*drafted[:accepted], token]
         pushed = self.text.push(run)
         kept = run[: pushed.kept_count]
@@ -90,7 +93,6 @@ class Sequence:
             from_draft=tuple(i < accepted for i in range(len(kept))),
             finish_reason=finish,
             stop_reason=pushed.stop_reason,
-            stats=self.stats() if finish else SpeculationStats(),
         )
 
 

@@ -1,9 +1,12 @@
-"""Where a round's time goes: laps of one turn, and totals since the last `take`."""
+"""Where a round's time goes: laps of one turn, and totals since the last `take`.
+
+The engine thread runs it; `take` may come from another thread (the benchmark's).
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import Counter
 
 
 class Stopwatch:
@@ -12,7 +15,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self._last = 0.0
         self._laps: dict[str, float] = {}
-        self._totals: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._totals: dict[str, float] = {}
         self._rounds = 0
 
     def begin(self) -> None:
@@ -34,13 +38,15 @@ class Stopwatch:
 
     def end(self) -> dict[str, float]:
         """The laps of this turn."""
-        for name, seconds in self._laps.items():
-            self._totals[name] += seconds
-        self._rounds += 1
+        with self._lock:
+            for name, seconds in self._laps.items():
+                self._totals[name] = self._totals.get(name, 0.0) + seconds
+            self._rounds += 1
         return self._laps
 
     def take(self) -> tuple[int, dict[str, float]]:
         """Turns and summed laps since the last take."""
-        result = (self._rounds, dict(self._totals))
-        self._rounds, self._totals = 0, Counter()
+        with self._lock:
+            result = (self._rounds, self._totals)
+            self._rounds, self._totals = 0, {}
         return result

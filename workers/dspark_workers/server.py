@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import zmq
 
+from dspark.errors import UserError
 from dspark.identity import compatibility
 from dspark.models.drafter import DrafterCheckpoint
 from dspark.models.source import load_embedding, open_target
-from dspark_proto import HelloParameters
+from dspark_proto import HelloParameters, LocalProtocolError
+from dspark_proto.limits import DEADLINE_MS_MAX, IN_FLIGHT_MIN
 from dspark_proto.transports.zmq import ZmqServer
 from dspark_workers.worker import Worker
 
@@ -57,7 +60,9 @@ def build(settings: WorkerSettings) -> Worker:
         max_slots=settings.slots,
         max_depth=checkpoint.config.block_size,
         max_support=MAX_SUPPORT,
-        max_in_flight=settings.slots,
+        max_in_flight=max(IN_FLIGHT_MIN, settings.slots),
+        # The verifier's deadline counts: a bound of ours would shorten it without anybody asking.
+        step_deadline_ms=DEADLINE_MS_MAX,
     )
     length = min(settings.length, checkpoint.config.max_context)
     network = checkpoint.network(
@@ -77,7 +82,7 @@ def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:
 
     signal.signal(signal.SIGTERM, ask_to_stop)
     signal.signal(signal.SIGINT, ask_to_stop)
-    server = ZmqServer(settings.endpoint, allow_remote=settings.allow_remote)
+    server = _listen(settings)
     try:
         on_ready(server.endpoint)
         while not stop.is_set() and _parent_lives(settings.parent_pid):
@@ -87,18 +92,29 @@ def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:
         server.close()
 
 
+def _listen(settings: WorkerSettings) -> ZmqServer:
+    try:
+        return ZmqServer(settings.endpoint, allow_remote=settings.allow_remote)
+    except LocalProtocolError:
+        remedy = "not a loopback address: add --allow-remote, on an isolated network"
+        raise UserError(f"--listen {settings.endpoint}: {remedy}") from None
+    except zmq.ZMQError as error:
+        raise UserError(f"--listen {settings.endpoint}: {error}: give a free tcp://host:port") from None
+
+
 def turn(worker: Worker, server: ZmqServer, timeout_ms: int) -> None:
     """One turn: receive, extend, draft, reply."""
     worker.receive(server.poll(timeout_ms), time.monotonic_ns())
     worker.draft_pending()
     worker.expire(time.monotonic_ns())
     for peer, frames in worker.outbox():
-        server.send(peer, frames)
+        worker.counters.unsent_messages += not server.send(peer, frames)
 
 
 def _drain(worker: Worker, server: ZmqServer, abort: threading.Event) -> None:
-    worker.drain(DRAIN_MS, time.monotonic_ns())
+    worker.drain(DRAIN_MS)
     until = time.monotonic() + DRAIN_MS / 1000
+    turn(worker, server, 0)
     while time.monotonic() < until and not abort.is_set() and any(p.leases for p in worker.peers.values()):
         turn(worker, server, 20)
 

@@ -4,13 +4,16 @@
 by a test (frames in memory). Turn order: take every frame that has arrived, extend contexts, then draft all pending
 steps of all verifiers as one batch, then reply. Slots of different verifiers share one pool of `DraftSlots`.
 
-A malformed frame, a full context or a failing request is answered or dropped per slot; nothing here ends the worker.
+Invariants: every step that arrives is answered, with a proposal or with a failure; a request that fails, or finds no
+state slot, costs itself only; verifiers that are gone leave nothing behind. No frame and no failing request ends the
+worker: what it cannot do it refuses, and counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
@@ -18,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.dyadic import RowError, pack_rows
+from dspark.dyadic import pack_rows
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Keys
 from dspark_proto import (
+    Buffer,
     ContextArrived,
     DrafterConnection,
+    DrafterState,
     ErrorCode,
     HelloParameters,
     HelloReceived,
@@ -40,24 +45,32 @@ from dspark_workers.chain import DraftPolicy, MarkovChain, Proposal
 from dspark_workers.slots import ContextFullError, DraftSlots
 
 MICRO = 1_000_000
+STRANGER_NS = 60_000_000_000
+"""A peer that holds no accepted connection is forgotten after this time without a frame."""
+STALE_NS = 5_000_000_000
+"""A verifier silent for this long (it pings every second) loses its state slots when another one needs them."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """What a live wire slot maps to: the state slot that it owns, and how its request drafts."""
+    """What a live wire slot maps to: how its request drafts, and the state slot that it owns, if it has one.
 
-    state_slot: int
+    Without a state slot (none was free, or the context outgrew it) steps are refused; RESET tries again.
+    """
+
     policy: DraftPolicy
     seed: int
     choice: int
+    state_slot: int | None = None
 
 
 @dataclass(slots=True)
 class Peer:
-    """One verifier: its connection, its leases by wire slot, and the reply arrays that its steps are packed into."""
+    """One verifier: its connection, its leases by wire slot, and when it was heard last."""
 
     name: bytes
     connection: DrafterConnection
+    heard_ns: int
     leases: dict[int, Lease] = field(default_factory=dict)
 
 
@@ -70,6 +83,8 @@ class WorkerCounters:
     context_rows: int = 0
     draft_ns: int = 0
     failed_steps: int = 0
+    stolen_slots: int = 0
+    unsent_messages: int = 0
 
 
 class Worker:
@@ -87,92 +102,101 @@ class Worker:
         self._free = list(range(slots))
         self._pending: list[tuple[Peer, StepItem]] = []
         self._started_ns = 0
-        self._outbox: list[tuple[bytes, list[object]]] = []
+        self._outbox: list[tuple[bytes, Sequence[memoryview]]] = []
         depth, support = parameters.max_depth, parameters.max_support
         # Flat, so that any [depth, support] of a reply is one contiguous view: replies allocate nothing.
         self._ids = np.zeros(depth * support, dtype=np.int32)
         self._q = np.zeros(depth * support, dtype=np.float32)
         self._entries = np.zeros(depth, dtype=np.int32)
 
+    @property
+    def free_slots(self) -> int:
+        """State slots that no request holds."""
+        return len(self._free)
+
     def receive(self, arrivals: Iterable[PeerFrame], now_ns: int) -> None:
         """Feed frames; steps wait until `draft_pending`."""
         for arrival in arrivals:
             peer = self.peers.get(arrival.peer)
             if peer is None:
-                peer = self.peers[arrival.peer] = Peer(arrival.peer, DrafterConnection(self.parameters))
+                peer = Peer(arrival.peer, DrafterConnection(self.parameters), now_ns)
+                self.peers[arrival.peer] = peer
+            peer.heard_ns = now_ns
             for event in peer.connection.receive(arrival.frame, now_ns):
                 self._on(event, peer, now_ns)
             self._send(peer, peer.connection.frames_to_send())
 
     def expire(self, now_ns: int) -> None:
-        """Let the connections' timers run."""
+        """Let the connections' timers run, and forget peers that never became, or no longer are, verifiers."""
         for peer in list(self.peers.values()):
             for event in peer.connection.expire(now_ns):
                 self._on(event, peer, now_ns)
             self._send(peer, peer.connection.frames_to_send())
+            accepted = peer.connection.state in (DrafterState.ACTIVE, DrafterState.DRAINING)
+            if not accepted and now_ns - peer.heard_ns >= STRANGER_NS:
+                self._forget(peer)
 
     def draft_pending(self) -> None:
         """Draft every step that has arrived, as one batch, and queue the replies."""
         pending, self._pending = self._pending, []
-        live = [(p, i) for p, i in pending if i.slot in p.leases]
+        live = [(p, i, s) for p, i in pending if (s := self._state_slot(p, i.slot)) is not None]
         if not live:
             return
-        hidden = self._state.hidden(
-            [p.leases[i.slot].state_slot for p, i in live], [i.anchor_token for _, i in live]
-        )
-        for row, (peer, item) in enumerate(live):
-            self._answer(peer, item, hidden[row, : item.depth])
+        try:
+            hidden = self._state.hidden([s for *_, s in live], [i.anchor_token for _, i, _ in live])
+        except Exception:  # whatever it was, the verifiers must hear of it: see the invariants
+            for peer, item, _ in live:
+                self._fail(peer, item)
+        else:
+            for row, (peer, item, _) in enumerate(live):
+                self._answer(peer, item, hidden[row, : item.depth])
         self.counters.draft_ns += self._elapsed_ns()
+
+    def outbox(self) -> list[tuple[bytes, Sequence[memoryview]]]:
+        """Frames to send, per verifier, in order; emptied by the call."""
+        out, self._outbox = self._outbox, []
+        return out
+
+    def drain(self, deadline_ms: int) -> None:
+        """Tell every verifier that this worker is about to leave."""
+        for peer in self.peers.values():
+            if peer.connection.state is DrafterState.ACTIVE:
+                self._send(peer, [peer.connection.drain(deadline_ms)])
 
     def _elapsed_ns(self) -> int:
         """Since the first pending step arrived: context rows, backbone and sampling, no link."""
         return time.perf_counter_ns() - self._started_ns
 
-    def outbox(self) -> list[tuple[bytes, list[object]]]:
-        """Frames to send, per verifier, in order; emptied by the call."""
-        out, self._outbox = self._outbox, []
-        return out
-
-    def drain(self, deadline_ms: int, now_ns: int) -> None:
-        """Tell every verifier that this worker is about to leave."""
-        for peer in self.peers.values():
-            if peer.leases:
-                self._send(peer, [peer.connection.drain(deadline_ms, now_ns)])
-
-    def _send(self, peer: Peer, frames: list[object]) -> None:
+    def _send(self, peer: Peer, frames: Sequence[memoryview]) -> None:
         if frames:
             self._outbox.append((peer.name, frames))
 
+    # -- drafting ----------------------------------------------------------------------------------------------
+
     def _answer(self, peer: Peer, item: StepItem, hidden: Tensor) -> None:
+        """Reply to one step; whatever fails in it fails it alone, and is never repaired."""
         try:
-            proposal = self._draft(peer, item, hidden)
-        except RowError as error:
-            # A row that cannot be formed is a fault of this worker: say so, never send a repaired one.
-            self.counters.failed_steps += 1
-            self._send(peer, peer.connection.fail(item, ErrorCode.DRAFT_FAILED))
-            print(f"dspark worker: slot {item.slot} round {item.round}: {error}", flush=True)
+            frames = self._reply(peer, item, self._draft(peer, item, hidden))
+        except Exception:  # a row that cannot be formed, a product that overflows: the others still get theirs
+            self._fail(peer, item)
             return
-        support = peer.leases[item.slot].policy.support
-        cells = item.depth * support
-        ids = self._ids[:cells].reshape(item.depth, support)
-        q = self._q[:cells].reshape(item.depth, support)
-        entries = self._entries[: item.depth]
-        pack_rows(proposal.rows, support, ids, q, entries)
-        frames = peer.connection.reply(
-            item,
-            proposal.tokens,
-            entries.tolist(),
-            memoryview(ids).cast("B"),
-            memoryview(q).cast("B"),
-            draft_us=self._elapsed_ns() // 1000,
-        )
         self.counters.rounds += 1
         self.counters.drafted_tokens += item.depth
         self._send(peer, frames)
 
+    def _fail(self, peer: Peer, item: StepItem) -> None:
+        """Refuse a step because of the exception at hand."""
+        print(f"dspark worker: slot {item.slot} round {item.round}:\n{traceback.format_exc()}", flush=True)
+        self._refuse(peer, item)
+
+    def _refuse(self, peer: Peer, item: StepItem) -> None:
+        self.counters.failed_steps += 1
+        self._send(peer, peer.connection.fail(item, ErrorCode.DRAFT_FAILED))
+
     @torch.inference_mode()
     def _draft(self, peer: Peer, item: StepItem, hidden: Tensor) -> Proposal:
         lease = peer.leases[item.slot]
+        # No two draws share a key: rounds of a request only grow, and a lost generation raises the reset count.
         keys = Keys(
             seed=lease.seed,
             generation=peer.connection.reset_count(item.slot),
@@ -180,9 +204,25 @@ class Worker:
             choice=lease.choice,
         )
         base = self._network.base_logits(hidden)
-        return self._chain.sample(
-            base, item.anchor_token, item.anchor_position, item.depth, lease.policy, keys
+        return self._chain.sample(base, item.anchor_token, item.anchor_position, item.depth, lease.policy, keys)
+
+    def _reply(self, peer: Peer, item: StepItem, proposal: Proposal) -> Sequence[memoryview]:
+        support = peer.leases[item.slot].policy.support
+        cells = item.depth * support
+        ids = self._ids[:cells].reshape(item.depth, support)
+        q = self._q[:cells].reshape(item.depth, support)
+        entries = self._entries[: item.depth]
+        pack_rows(proposal.rows, support, ids, q, entries)
+        return peer.connection.reply(
+            item,
+            proposal.tokens,
+            entries.tolist(),
+            ids.data.cast("B"),
+            q.data.cast("B"),
+            draft_us=self._elapsed_ns() // 1000,
         )
+
+    # -- events ------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
     def _on(self, event: object, peer: Peer, now_ns: int) -> None:
@@ -191,23 +231,22 @@ class Worker:
     @_on.register
     def _(self, event: HelloReceived, peer: Peer, now_ns: int) -> None:
         self._release_all(peer)
-        if event.mismatch is None:
+        if event.code is None:
             self._send(peer, [peer.connection.accept(now_ns)])
         else:
-            print(f"dspark worker: refused a verifier: {event.mismatch}", flush=True)
-            self._send(peer, [peer.connection.reject(now_ns)])
+            print(f"dspark worker: refused a verifier: {event.code.counter}: {event.mismatch}", flush=True)
+            self._send(peer, [peer.connection.reject()])
 
     @_on.register
     def _(self, event: SlotOpened, peer: Peer, now_ns: int) -> None:
-        if event.slot in peer.leases:
-            self._release(peer, event.slot)
-        if not self._free:
-            return  # its first step is refused below; the verifier goes on target-only
+        self._release(peer, event.slot)
         policy = DraftPolicy(event.draft_temperature_micro / MICRO, int(event.support))
-        seed = event.seed - (1 << 64) if event.seed >= 1 << 63 else event.seed
-        lease = Lease(self._free.pop(), policy, seed, event.choice)
-        self._state.open(lease.state_slot)
-        peer.leases[event.slot] = lease
+        peer.leases[event.slot] = Lease(policy, event.seed, event.choice)
+        self._place(peer, event.slot, event.context_start, now_ns)
+
+    @_on.register
+    def _(self, event: SlotReset, peer: Peer, now_ns: int) -> None:
+        self._place(peer, event.slot, event.context_start, now_ns)
 
     @_on.register
     def _(self, event: ContextArrived, peer: Peer, now_ns: int) -> None:
@@ -219,49 +258,87 @@ class Worker:
         if not self._pending:
             self._started_ns = time.perf_counter_ns()
         for item in event.items:
-            usable = item.tap_rows == 0 or self._extend(peer, item.slot, item.tap_first, item.tap_rows, item.taps)
-            if usable and item.slot in peer.leases:
+            if self._extend(peer, item.slot, item.tap_first, item.tap_rows, item.taps):
                 self._pending.append((peer, item))
             else:
-                self.counters.failed_steps += 1
-                self._send(peer, peer.connection.fail(item, ErrorCode.DRAFT_FAILED))
-
-    @_on.register
-    def _(self, event: SlotReset, peer: Peer, now_ns: int) -> None:
-        if event.slot in peer.leases:
-            self._state.open(peer.leases[event.slot].state_slot)
-
-    @_on.register
-    def _(self, event: PeerSilent, peer: Peer, now_ns: int) -> None:
-        # A verifier that comes back is a new connection with a new name; this one's leases are free again.
-        self._release_all(peer)
-        self.peers.pop(peer.name, None)
+                self._refuse(peer, item)
 
     @_on.register(SlotClosed)
     @_on.register(SlotCancelled)
     def _(self, event: SlotClosed | SlotCancelled, peer: Peer, now_ns: int) -> None:
         self._release(peer, event.slot)
 
-    def _extend(self, peer: Peer, slot: int, first: int, rows: int, taps: object) -> bool:
-        """Append context rows; a slot that cannot take them is given up (its steps are refused)."""
+    @_on.register
+    def _(self, event: PeerSilent, peer: Peer, now_ns: int) -> None:
+        # A verifier that comes back is a new connection with a new name; this one's leases are free again.
+        self._forget(peer)
+
+    # -- state slots -------------------------------------------------------------------------------------------
+
+    def _state_slot(self, peer: Peer, slot: int) -> int | None:
+        lease = peer.leases.get(slot)
+        return None if lease is None else lease.state_slot
+
+    def _place(self, peer: Peer, slot: int, context_start: int, now_ns: int) -> None:
+        """Give the lease an empty state slot, if there is one; else its steps are refused until the next RESET."""
         lease = peer.leases.get(slot)
         if lease is None:
+            return
+        if context_start:
+            self._vacate(lease)  # a context that does not start at 0 is beyond this worker: it keeps whole contexts
+            return
+        if lease.state_slot is None:
+            if not self._free:
+                self._steal(now_ns)
+            lease.state_slot = self._free.pop() if self._free else None
+        if lease.state_slot is not None:
+            self._state.open(lease.state_slot)
+
+    def _steal(self, now_ns: int) -> None:
+        """Take the state slots of the verifier that has been silent longest; it can RESET if it ever comes back."""
+        holders = [p for p in self.peers.values() if any(x.state_slot is not None for x in p.leases.values())]
+        victim = min(holders, key=lambda p: p.heard_ns, default=None)
+        if victim is None or now_ns - victim.heard_ns < STALE_NS:
+            return
+        for lease in victim.leases.values():
+            self.counters.stolen_slots += lease.state_slot is not None
+            self._vacate(lease)
+
+    def _extend(self, peer: Peer, slot: int, first: int, rows: int, taps: Buffer) -> bool:
+        """Append context rows; a slot that cannot take them is given up (its steps are refused until RESET)."""
+        lease = peer.leases.get(slot)
+        if lease is None or lease.state_slot is None:
             return False
-        values = torch.frombuffer(taps, dtype=torch.bfloat16).view(rows, -1)  # type: ignore[call-overload]
+        if rows == 0:
+            return True
         try:
+            # A copy: torch wants memory that it might write to, and received frames are read-only.
+            values = torch.frombuffer(bytearray(taps), dtype=torch.bfloat16).view(rows, -1)
             self._state.extend(lease.state_slot, first, values)
         except ContextFullError as error:
             print(f"dspark worker: {error}", flush=True)
-            self._release(peer, slot)
-            return False
-        self.counters.context_rows += rows
-        return True
+        except Exception:  # see the invariants: a failing request costs itself only
+            print(f"dspark worker: context of slot {slot}:\n{traceback.format_exc()}", flush=True)
+        else:
+            self.counters.context_rows += rows
+            return True
+        self._vacate(lease)
+        return False
+
+    def _vacate(self, lease: Lease) -> None:
+        if lease.state_slot is not None:
+            self._free.append(lease.state_slot)
+            lease.state_slot = None
 
     def _release(self, peer: Peer, slot: int) -> None:
         lease = peer.leases.pop(slot, None)
         if lease is not None:
-            self._free.append(lease.state_slot)
+            self._vacate(lease)
 
     def _release_all(self, peer: Peer) -> None:
         for slot in list(peer.leases):
             self._release(peer, slot)
+
+    def _forget(self, peer: Peer) -> None:
+        self._release_all(peer)
+        self.peers.pop(peer.name, None)

@@ -1,0 +1,163 @@
+"""The command line as a user meets it: help that answers at once, and mistakes that get one clear line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from dspark import __version__, cli, doctor, placement
+from dspark.doctor import Report
+from tests.conftest import TinyPair
+
+COMMANDS = [["serve"], ["spark"], ["worker"], ["chat"], ["train"], ["doctor"], ["bench"], ["bench", "spec"]]
+
+# Runs main() for several command lines in one process (each start costs a second), and reports on each.
+SCRIPT = """
+import contextlib, io, json, sys
+from dspark import cli, placement
+if sys.argv[1] == "no-prepare":
+    placement.prepare = lambda chosen: None  # torch stays imported from one command line to the next
+for arguments in json.loads(sys.argv[2]):
+    sys.argv = ["dspark", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    seen = {"status": status, "out": out.getvalue(), "err": err.getvalue(), "torch": "torch" in sys.modules}
+    print(json.dumps(seen), flush=True)
+"""
+
+
+def run(*lines: list[str], mode: str = "as-is") -> list[dict[str, Any]]:
+    command = [sys.executable, "-c", SCRIPT, mode, json.dumps(lines)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def walk(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    children = getattr(command, "commands", {})
+    return [(path, command), *(pair for name, child in children.items() for pair in walk(child, (*path, name)))]
+
+
+def test_every_command_and_every_option_says_what_it_is_for() -> None:
+    found = walk(typer.main.get_command(cli.app))
+    assert {path for path, _ in found} >= {tuple(c) for c in COMMANDS}
+    for path, command in found:
+        assert len(command.help or "") > 20, path
+        for parameter in command.params:
+            if not parameter.hidden:
+                assert len(parameter.help or "") > 8, (path, parameter.name)
+
+
+def test_help_and_version_answer_without_torch() -> None:
+    answers = run(["--help"], *[[*c, "--help"] for c in COMMANDS], ["--version"])
+    assert [a["status"] for a in answers] == [0] * len(answers)
+    assert not any(a["torch"] for a in answers)
+    assert all("Usage" in a["out"] for a in answers[:-1])
+    assert answers[-1]["out"].strip() == f"dspark {__version__}"
+
+
+def test_wrong_options_are_refused_before_anything_is_loaded() -> None:
+    cases = [
+        (["serve", "--dtype", "fp8"], "--dtype"),
+        (["worker", "--device", "tpu"], "--device"),
+        (["serve", "--port", "70000"], "--port"),
+        (["serve", "--slots", "0"], "--slots"),
+        (["serve", "--nonsense"], "--nonsense"),
+        (["spark"], "--worker"),
+        (["frobnicate"], "frobnicate"),
+        (["serve", "--api-key-file", "/nonexistent/keys"], "/nonexistent/keys"),
+    ]
+    for (arguments, words), answer in zip(cases, run(*[a for a, _ in cases]), strict=True):
+        assert answer["status"] == 2, arguments
+        assert words in answer["err"], arguments
+        assert "Traceback" not in answer["err"]
+        assert not answer["torch"]
+
+
+def test_what_does_not_fit_is_one_line_with_a_remedy(tiny_pair: TinyPair) -> None:
+    target = ["--target", str(tiny_pair.target), "--dtype", "fp32"]
+    drafter = ["--drafter", str(tiny_pair.drafter)]
+    spec = ["--speculative-config"]
+    cases = [
+        (["serve", "--target", "/nonexistent"], ["--target", "/nonexistent"]),
+        (["serve", *spec, "{"], ["--speculative-config"]),
+        (["serve", *spec, '{"method": "eagle"}'], ["--speculative-config: method"]),
+        (["serve", *target, *spec, '{"method": "dspark"}'], ["model", "dspark train"]),
+        (["serve", *target, *spec, tiny_pair.speculative(9)], ["num_speculative_tokens 9", "block_size"]),
+        (["serve", *target, *spec, tiny_pair.speculative(2), "--device", "cuda:77"], ["--device cuda:77", "cpu"]),
+        (["spark", "--worker", "nowhere", *target, *spec, tiny_pair.speculative(2), "--max-context", "256"],
+         ["--worker nowhere", "tcp://"]),
+        (["spark", "--worker", "tcp://127.0.0.1:9", *target, *spec, tiny_pair.speculative(2)],
+         ["--max-context 2048", "512"]),
+        (["worker", *target, "--drafter", "/nonexistent"], ["/nonexistent", "config.json"]),
+        (["worker", *target, *drafter, "--listen", "tcp://0.0.0.0:0"], ["--listen", "--allow-remote"]),
+        (["worker", *target, *drafter, "--listen", "tcp://127.0.0.1:x"], ["--listen tcp://127.0.0.1:x"]),
+    ]  # fmt: skip
+    answers = run(*[a for a, _ in cases], mode="no-prepare")
+    for (arguments, words), answer in zip(cases, answers, strict=True):
+        assert answer["status"] == 2, (arguments, answer)
+        message = answer["err"].strip()
+        assert message.startswith("dspark: ")
+        assert message.count("\n") == 0, message
+        assert all(word in message for word in words), (arguments, message)
+
+
+def test_bench_without_speculation_has_nothing_to_compare(tiny_pair: TinyPair) -> None:
+    line = ["bench", "spec", "--target", str(tiny_pair.target), "--speculative-config", tiny_pair.speculative(0)]
+    (answer,) = run(line, mode="no-prepare")
+    assert answer["status"] == 2
+    assert "nothing to compare" in answer["err"]
+
+
+def test_chat_without_an_endpoint_ends_with_status_1() -> None:
+    (answer,) = run(["chat", "--url", "http://127.0.0.1:9", "--prompt", "hi"])
+    assert answer["status"] == 1
+    assert "dspark serve" in " ".join(answer["out"].split())
+    assert not answer["torch"]
+
+
+def test_doctor_reports_this_machine() -> None:
+    (answer,) = run(["doctor", "--json"])
+    assert answer["status"] == 0
+    report = json.loads(answer["out"])
+    assert report["usable"] is True
+    assert report["choices"]["threads_per_role"] == placement.choose().threads
+    assert report["choices"]["dtype"] == placement.choose_dtype("auto", "cpu")
+    assert "PASSIVE" in report["choices"]["waiting"]
+    assert report["facts"]["dspark"] == __version__
+    assert set(report["facts"]) >= {"torch", "cores", "memory_gib", "native_bf16", "cuda_devices"}
+
+
+def test_doctor_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "prepare", lambda chosen: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        report = Report()
+        doctor._check_port(report, taken.getsockname()[1])
+    assert "is taken" in report.findings[0]
+    text = doctor.as_text(doctor.examine())
+    assert text.startswith("this machine\n")
+    assert "what dspark chooses" in text
+    assert "threads per role" in text
+
+
+def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "prepare", lambda chosen: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "zmq" else find(name))
+    report = doctor.examine()
+    assert not report.usable
+    assert any(finding.startswith("zmq is not installed") for finding in report.findings)
+    assert "  - zmq is not installed" in doctor.as_text(report)
