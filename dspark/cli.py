@@ -7,6 +7,7 @@ the OpenMP settings that it needs are in place (see `roles`).
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,13 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the endpoint;
 Deadline = Annotated[int, typer.Option(min=1, max=600_000, help="Milliseconds to wait for drafts before going on.")]
 ApiKeys = Annotated[Path | None, typer.Option(help="File with one API key a line; without it none is asked for.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+class PromptSet(StrEnum):
+    """Names of `dspark_spark.held_out.PROMPT_SETS`."""
+
+    SELF = "self"
+    PEOPLE = "people"
 
 
 def _version(wanted: bool) -> None:
@@ -197,6 +205,9 @@ def bench_spec(
     dtype: Dtype = "auto",
     threads: Threads = None,
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to use, in order.")] = 24,
+    prompt_set: Annotated[
+        PromptSet, typer.Option(help="'self': held-out instructions of the training corpus; 'people': written by hand.")
+    ] = PromptSet.SELF,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 128,
     max_context: MaxContext = 1024,
     as_json: Json = False,
@@ -211,7 +222,7 @@ def bench_spec(
             raise typer.BadParameter("num_speculative_tokens is 0: there is nothing to compare")
         built = roles.build_spark(machine, speculative, worker.endpoint, 5000)
         worker.wait_ready()
-        result = benchmark.run(built, benchmark.BenchOptions(prompts, max_tokens), log)
+        result = benchmark.run(built, benchmark.BenchOptions(prompts, max_tokens, prompt_set.value), log)
     typer.echo(benchmark.as_json(result) if as_json else benchmark.as_table(result))
 
 

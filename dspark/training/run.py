@@ -201,7 +201,7 @@ It shares the target's input embedding, drafts blocks of {trainer.config.block_s
 | answer temperatures | {temperatures} |
 | training | {trainer.state.step:,} steps, {blocks:,} blocks, {minutes:.0f} minutes on CPU |
 | learning rate | {options.learning_rate:g}, warm-up and cosine |
-| losses | 0.1 CE + 0.9 L1 + 1.0 BCE(confidence), decay exp(-j/4) |
+| losses | sampled answers: 0.1 CE + 0.9 L1, greedy answers: 0.6 CE + 0.4 L1; 1.0 BCE(confidence); decay exp(-j/4) |
 
 Held out (teacher forcing, conversations that were not trained on): `{json.dumps(facts)}`
 """

@@ -25,7 +25,7 @@ from dspark.errors import UserError
 from dspark.models.drafter import EMBED, DrafterNetwork, expected_shapes
 from dspark.models.drafter_config import DrafterConfig
 from dspark.training.dataset import Batch, Conversation, Corpus, make_batch
-from dspark.training.losses import block_losses, position_weights
+from dspark.training.losses import BlockLosses, block_losses, cross_entropy_weights, position_weights
 
 FROZEN = (EMBED, "lm_head.weight")
 
@@ -176,7 +176,7 @@ class Trainer:
         batch = make_batch(
             self._next_sequences(), self.settings.anchors, self.config.block_size, self._generator
         )
-        losses = self._losses(batch)
+        losses = self.losses(batch, *self.forward(batch))
         self._optimiser.zero_grad(set_to_none=True)
         losses.loss.backward()
         trained = [t for t in self.weights.values() if t.grad is not None]
@@ -207,11 +207,18 @@ class Trainer:
         logits = self.network.base_logits(hidden) + self.network.markov_bias(previous)
         return logits, self.network.confidence_logits(hidden, previous)
 
-    def _losses(self, batch: Batch) -> Any:
-        logits, confidence = self.forward(batch)
+    def losses(self, batch: Batch, logits: Tensor, confidence: Tensor | None) -> BlockLosses:
+        """The losses of a forward pass, and the figures behind them."""
         teacher = self.teacher(batch)
         labels = self._to_draft[batch.block_tokens[:, :, 1:].reshape(-1)]
-        return block_losses(logits, confidence, teacher, labels, position_weights(batch.valid))
+        return block_losses(
+            logits,
+            confidence,
+            teacher,
+            labels,
+            position_weights(batch.valid),
+            cross_entropy_weights(batch.greedy, batch.valid),
+        )
 
     @torch.no_grad()
     def teacher(self, batch: Batch) -> Tensor:
@@ -303,8 +310,7 @@ def evaluate(trainer: Trainer, batches: int) -> dict[str, Any]:
 def _tally(trainer: Trainer, batch: Batch, tallies: dict[str, Tensor], bins: Tensor) -> None:
     block = trainer.config.block_size
     logits, confidence = trainer.forward(batch)
-    labels = trainer._to_draft[batch.block_tokens[:, :, 1:].reshape(-1)]
-    losses = block_losses(logits, confidence, trainer.teacher(batch), labels, position_weights(batch.valid))
+    losses = trainer.losses(batch, logits, confidence)
     shape = batch.valid.shape
     valid = batch.valid.view(-1, block)
     greedy = batch.greedy[:, None].expand(shape[0], shape[1]).reshape(-1)

@@ -96,7 +96,8 @@ class DrafterConnection(DrafterInbox):
         """The frames that answer ``item``: one ROW with all positions, and the COMPLETION.
 
         ``tokens`` and ``entries`` are [depth]; ``ids`` int32 and ``q`` float32 are raw little-endian [depth,
-        support] with zeros beyond ``entries``; ``draft_us`` is how long drafting took. The frames stay valid until the slot's next round. An empty
+        support] with zeros beyond ``entries``; ``draft_us`` is how long drafting took.
+        The frames stay valid until the slot's next round. An empty
         list means that the item's key died meanwhile (counted): drop the work.
         """
         slot = self._awaiting(item)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest, SamplingParams
 from dspark_spark.build import Spark
-from dspark_spark.held_out import PROMPTS
+from dspark_spark.held_out import PROMPT_SETS
 
 LINK_TIMEOUT_S = 30.0
 TEMPERATURES = (0.0, 1.0)
@@ -25,10 +25,11 @@ TEMPERATURES = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """prompts: how many of the held-out prompts; max_tokens: length bound of an answer."""
+    """prompts: how many of the set's held-out prompts; max_tokens: length bound of an answer."""
 
     prompts: int
     max_tokens: int
+    prompt_set: str = "self"
 
 
 @dataclass
@@ -54,13 +55,14 @@ class ArmTotals:
 
 def run(spark: Spark, options: BenchOptions, log: Callable[[str], None]) -> dict[str, object]:
     """Run the benchmark; returns the result object (see docs/reference/benchmarks.md for the keys)."""
+    held_out = PROMPT_SETS[options.prompt_set]
     spark.engine.start()
     try:
         _await_link(spark)
         arms = {(t, s): ArmTotals() for t in TEMPERATURES for s in (False, True)}
         for key in arms:
-            _answer(spark, PROMPTS[-1], key, 16, ArmTotals(), seed=0)
-        prompts = PROMPTS[: options.prompts]
+            _answer(spark, held_out[-1], key, 16, ArmTotals(), seed=0)
+        prompts = held_out[: options.prompts]
         for i, prompt in enumerate(prompts):
             for temperature in TEMPERATURES:
                 order = (False, True) if i % 2 == 0 else (True, False)
@@ -68,7 +70,7 @@ def run(spark: Spark, options: BenchOptions, log: Callable[[str], None]) -> dict
                     key = (temperature, speculate)
                     _answer(spark, prompt, key, options.max_tokens, arms[key], seed=i)
             log(f"prompt {i + 1}/{len(prompts)}: {_progress(arms)}")
-        return _result(spark, arms, len(prompts), options.max_tokens)
+        return {"prompt_set": options.prompt_set, **_result(spark, arms, len(prompts), options.max_tokens)}
     finally:
         spark.engine.stop()
 
@@ -193,7 +195,8 @@ def as_table(result: dict[str, object]) -> str:
     """The same figures for people."""
     lines = [
         f"{result['model']} ({result['dtype']}, {result['device']}), depth {result['num_speculative_tokens']}, "
-        f"{result['prompts']} held-out prompts x {result['max_tokens']} tokens, one request at a time",
+        f"{result['prompts']} held-out prompts ({result['prompt_set']}) x {result['max_tokens']} tokens, "
+        "one request at a time",
         "",
         f"{'':26}{'T = 0':>10}{'T = 1':>10}",
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dspark.training.losses import _DraftLoss, block_losses, position_weights
+from dspark.training.losses import _DraftLoss, block_losses, cross_entropy_weights, position_weights
 
 ROWS, VOCAB = 12, 9
 
@@ -34,11 +34,14 @@ def problem() -> dict[str, Tensor]:
         "teacher": whole[:, :VOCAB],
         "labels": labels,
         "weights": weights,
+        "ce_weights": torch.tensor([0.1, 0.6] * (ROWS // 2), dtype=torch.float64),
     }
 
 
-def formula(logits: Tensor, confidence: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """0.1 CE + 0.9 L1 + BCE(confidence, 1 - L1 / 2), weighted and summed, for autograd."""
+def formula(
+    logits: Tensor, confidence: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, ce_weights: Tensor
+) -> Tensor:
+    """c CE + (1 - c) L1 + BCE(confidence, 1 - L1 / 2), weighted and summed, for autograd."""
     draft = torch.softmax(logits, dim=-1)
     l1 = (draft - teacher).abs().sum(-1) + (1 - teacher.sum(-1))
     known = labels >= 0
@@ -46,7 +49,7 @@ def formula(logits: Tensor, confidence: Tensor, teacher: Tensor, labels: Tensor,
     acceptance = (1 - l1 / 2).detach()
     chance = torch.sigmoid(confidence)
     entropy = -(acceptance * chance.log() + (1 - acceptance) * (1 - chance).log())
-    return (weights * (0.1 * cross + 0.9 * l1 + entropy)).sum()
+    return (weights * (ce_weights * cross + (1 - ce_weights) * l1 + entropy)).sum()
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.5])
@@ -68,7 +71,7 @@ def test_gradcheck() -> None:
 
     def total(logits: Tensor) -> Tensor:
         apply = cast(Callable[..., tuple[Tensor, Tensor, Tensor]], _DraftLoss.apply)
-        return apply(logits, p["teacher"], outside, p["labels"], p["weights"])[0]
+        return apply(logits, p["teacher"], outside, p["labels"], p["weights"], p["ce_weights"])[0]
 
     assert torch.autograd.gradcheck(total, (p["logits"].requires_grad_(),))
 
@@ -99,7 +102,7 @@ def test_mass_outside_bounds_the_acceptance() -> None:
 def test_a_perfect_draft_has_no_l1_and_full_acceptance() -> None:
     p = problem()
     teacher = torch.softmax(p["logits"], -1)
-    losses = block_losses(p["logits"], None, teacher, p["labels"].fill_(-1), p["weights"])
+    losses = block_losses(p["logits"], None, teacher, p["labels"].fill_(-1), p["weights"], p["ce_weights"])
     torch.testing.assert_close(losses.acceptance, torch.ones(ROWS, dtype=torch.float64))
     assert losses.loss.abs() < 1e-12
 
@@ -120,7 +123,8 @@ def test_argmax_hits() -> None:
 
 def test_a_confident_mistake_stays_finite_in_fp32() -> None:
     logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
-    losses = block_losses(logits, None, torch.tensor([[0.0, 1.0]]), torch.tensor([1]), torch.ones(1))
+    teacher, label, share = torch.tensor([[0.0, 1.0]]), torch.tensor([1]), torch.tensor([0.1])
+    losses = block_losses(logits, None, teacher, label, torch.ones(1), share)
     (gradient,) = torch.autograd.grad(losses.loss, logits)
     assert losses.loss.isfinite()
     assert gradient.isfinite().all()
@@ -137,3 +141,8 @@ def test_position_weights_decay_and_sum_to_one() -> None:
 
 def test_position_weights_of_nothing_are_zero() -> None:
     assert position_weights(torch.zeros(1, 2, 3, dtype=torch.bool)).tolist() == [0] * 6
+
+
+def test_greedy_answers_weigh_their_labels_more() -> None:
+    weights = cross_entropy_weights(torch.tensor([True, False]), torch.ones(2, 3, 2, dtype=torch.bool))
+    torch.testing.assert_close(weights, torch.tensor([0.6] * 6 + [0.1] * 6))
