@@ -157,7 +157,7 @@ def build_spark(machine: Machine, speculative: str, worker: str | None, deadline
             dtype=machine.dtype,
             threads=machine.threads,
             draft_deadline_ms=deadline_ms,
-            engine=EngineSettings(slots=machine.slots, max_context=machine.max_context),
+            engine=EngineSettings(slots=machine.slots, max_context=machine.max_context, threads=machine.threads),
         )
     )
 

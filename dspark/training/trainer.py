@@ -178,7 +178,7 @@ class Trainer:
         )
         losses = self.losses(batch, *self.forward(batch))
         self._optimiser.zero_grad(set_to_none=True)
-        losses.loss.backward()
+        losses.loss.backward()  # type: ignore[no-untyped-call]
         trained = [t for t in self.weights.values() if t.grad is not None]
         norm = torch.nn.utils.clip_grad_norm_(trained, self.settings.clip)
         self._optimiser.step()

@@ -210,7 +210,8 @@ def as_table(result: dict[str, object]) -> str:
     lines += [f"{title:26}{result[f'{key}_t0']:>10}{result[f'{key}_t1']:>10}" for title, key in rows]
     lines += ["", f"drafted {result['drafted']}, verified {result['verified']}, accepted {result['accepted']}"]
     for name in ("t0", "t1"):
-        shares = " ".join(f"{share:.3f}" for share in result[f"acceptance_per_position_{name}"])  # type: ignore[attr-defined]
+        accepted: list[float] = result[f"acceptance_per_position_{name}"]  # type: ignore[assignment]
+        shares = " ".join(f"{share:.3f}" for share in accepted)
         lines.append(f"accepted per drafted position, T = {name[1:]}: {shares}")
     stages: dict[str, dict[str, float]] = result["round_ms"]  # type: ignore[assignment]
     for name, split in stages.items():

@@ -48,7 +48,9 @@ class Spark:
 
 def build(settings: SparkSettings) -> Spark:
     """Load everything. Raises ModelConfigError before anything heavy when the configuration does not fit."""
-    torch.set_num_threads(settings.threads)
+    # This thread must never start an OpenMP team: beside a second one, the engine thread's own team counts as
+    # oversubscribed, stops looking for work between parallel regions, and every forward pass takes half as long again.
+    torch.set_num_threads(1)
     source = open_target(settings.target)
     if settings.engine.max_context > source.config.max_context:
         raise ModelConfigError(

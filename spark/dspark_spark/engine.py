@@ -45,12 +45,16 @@ IDLE_WAIT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of the engine. Lengths in tokens; `queue_limit` bounds requests that wait for a slot."""
+    """Sizes of the engine. Lengths in tokens; `queue_limit` bounds requests that wait for a slot.
+
+    threads: OpenMP threads of the loop's own thread; None leaves torch's default.
+    """
 
     slots: int = 8
     max_context: int = 2048
     prefill_chunk: int = 256
     queue_limit: int = 128
+    threads: int | None = None
 
 
 class Engine:
@@ -118,6 +122,8 @@ class Engine:
 
     def _run(self) -> None:
         end = Delta(finish_reason=FINISH_ABORT)
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
         try:
             while not self._stop.is_set():
                 self.turn()

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dspark_proto import (
     Accepted,
     Buffer,
+    Checksum,
     Compatibility,
     DrafterConnection,
     Dtype,
+    ErrorCode,
     HelloParameters,
     HelloReceived,
+    Key,
     Lane,
+    Scope,
     StepItem,
     SupportPolicy,
     VerifierConnection,
+    decode_frame,
+    encode_frame,
     prefix_digest,
 )
+from dspark_proto.bodies import describe
+from dspark_proto.messages import ErrorMessage, Step
+from dspark_proto.registry import BodyKind
 
 VOCAB = 1000
 SESSION = 77
@@ -154,3 +163,45 @@ def connect(
 def digest_of(*tokens: int) -> bytes:
     """Prefix digest of a few tokens."""
     return prefix_digest(tokens)
+
+
+STEP_DEADLINE = 1000 * MS
+
+
+def counted(counters: dict[str, int]) -> dict[str, int]:
+    """The causes that occurred."""
+    return {name: count for name, count in counters.items() if count}
+
+
+def tokens_bytes(*tokens: int) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in tokens)
+
+
+def reply_frames(pair: Pair, round_: int = 1) -> list[bytearray]:
+    (item,) = pair.step(pair.item(round_))
+    return [bytearray(frame) for frame in pair.drafter.reply(item, **reply_arrays())]
+
+
+def rebuilt(frame: bytearray, key: Key | None = None, **changes: Any) -> memoryview:
+    """A reply frame with some control fields changed, checksums right."""
+    decoded = decode_frame(frame)
+    message = replace(decoded.message, **changes)
+    return encode_frame(message, key or decoded.prefix.key, decoded.bodies)
+
+
+def error_frame(code: ErrorCode, scope: Scope, key: Key | None = None) -> memoryview:
+    message = ErrorMessage(code, scope, SESSION, "test")
+    return encode_frame(message) if key is None else encode_frame(message, key)
+
+
+def corrupted(frame: memoryview, offset: int) -> bytearray:
+    copy = bytearray(frame)
+    copy[offset] ^= 0x20
+    return copy
+
+
+def forged(pair: Pair, **changes: Any) -> memoryview:
+    """A STEP that our own verifier would refuse to send."""
+    item = replace(pair.item(1), **changes)
+    body = describe(BodyKind.TAPS, Dtype.BF16, 1, 24, item.taps, Checksum.XXH3_64)
+    return encode_frame(Step((item,), (body,)), Key(item.slot, item.generation, item.round), [item.taps])

@@ -364,7 +364,12 @@ def test_no_frame_ends_the_worker(parts: Parts) -> None:
     hello = bytes(model.connection.hello(0))
     model.hello()
     recorded = [hello]
-    model.tell = lambda *frames, draft=True: recorded.extend(bytes(f) for f in frames) or []  # type: ignore[method-assign, func-returns-value]
+
+    def record(*frames: Any, draft: bool = True) -> list[VerifierEvent]:
+        recorded.extend(bytes(f) for f in frames)
+        return []
+
+    model.tell = record  # type: ignore[method-assign]
     model.open(0, rows=5)
     model.step(0)
     recorded += [bytes(model.connection.reset(0, Cause.PREEMPTED)), bytes(model.connection.close(0))]
