@@ -182,6 +182,12 @@ def train(
     draft_vocab: Annotated[int, typer.Option(min=1, help="Size of the draft vocabulary.")] = 12288,
     learning_rate: Annotated[float, typer.Option(min=1e-6, help="Peak of the cosine schedule.")] = 1e-3,
     rows: Annotated[int, typer.Option(min=1, help="Sequences written in lock step.")] = 96,
+    greedy_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the answers written at temperature 0, the others at 1.")
+    ] = 0.6,
+    initial: Annotated[
+        Path | None, typer.Option(help="Drafter checkpoint to go on from; its shape, taps and vocabulary then hold.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corpus and of the training.")] = 1,
     threads: Threads = None,
 ) -> None:
@@ -193,6 +199,7 @@ def train(
         run.TrainOptions(
             output=output, target=target, tokens=tokens, blocks=blocks, layers=layers, taps=taps, block=block,
             rank=rank, draft_vocab=draft_vocab, learning_rate=learning_rate, rows=rows, seed=seed,
+            greedy_share=greedy_share, initial=initial,
         )
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ class CorpusSettings:
     max_instruction: int = 56
     max_answer: int = 192
     instruction_temperature: float = 0.8
-    answer_temperatures: tuple[tuple[float, float], ...] = ((0.0, 0.35), (0.6, 0.1), (1.0, 0.55))
+    answer_temperatures: tuple[tuple[float, float], ...] = ((0.0, 0.6), (1.0, 0.4))
     sequences_per_shard: int = 256
     seed: int = 1
 

@@ -6,6 +6,7 @@ the corpus, never single blocks of a training sequence.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,17 +69,25 @@ class Corpus:
         if not self.training:
             raise UserError(f"{directory} holds {len(sequences)} sequence(s), none to train on: write a larger corpus")
 
-    def draft_vocabulary(self, size: int, always: Sequence[int]) -> tuple[Tensor, float]:
-        """The `size` most frequent answer tokens (sorted ids, `always` included) and their share of all of them.
+    def draft_vocabulary(self, size: int, always: Sequence[int]) -> Tensor:
+        """The `size` most frequent answer tokens: sorted ids, `always` included; at most the target's vocabulary."""
+        ranked = self._answer_counts(max([size, *(i + 1 for i in always)]))
+        ranked[torch.tensor(list(always), dtype=torch.int64)] = ranked.sum() + 1
+        return ranked.topk(size).indices.sort().values
 
-        `size` is at most the target's vocabulary.
-        """
+    def coverage(self, draft_ids: Tensor) -> float:
+        """Share of the answer tokens that the draft vocabulary holds."""
+        counts = self._answer_counts(int(draft_ids.max()) + 1)
+        return float(counts[draft_ids].sum() / counts.sum())
+
+    def answer_temperatures(self) -> list[tuple[float, float]]:
+        """(temperature, share of the training conversations), ascending."""
+        counts = Counter(round(s.temperature, 3) for s in self.training)
+        return [(t, n / len(self.training)) for t, n in sorted(counts.items())]
+
+    def _answer_counts(self, at_least: int) -> Tensor:
         answers = torch.cat([s.tokens[s.answer_start :] for s in self.training]).long()
-        counts = torch.bincount(answers, minlength=max([size, *(i + 1 for i in always)]))
-        ranked = counts.clone()
-        ranked[torch.tensor(list(always), dtype=torch.int64)] = counts.sum() + 1
-        ids = ranked.topk(size).indices.sort().values
-        return ids, float(counts[ids].sum() / counts.sum())
+        return torch.bincount(answers, minlength=at_least)
 
 
 def _read_shard(file: Path, stored: Sequence[int], wanted: Sequence[int]) -> Iterator[Conversation]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from dspark.errors import UserError
 from dspark.models.config import DecoderConfig
+from dspark.models.drafter import EMBED, DrafterCheckpoint
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.source import TargetSource, load_target, open_target
 from dspark.training.corpus import CorpusProgress, CorpusSettings, CorpusWriter, read_progress
@@ -30,7 +32,11 @@ MAX_POSITIONS = 4096  # of a conversation with the chat template's own text
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What the command line asked for; `taps` is a comma-separated list, empty for the default spread."""
+    """What the command line asked for; `taps` is a comma-separated list, empty for the default spread.
+
+    greedy_share: part of the answers written at temperature 0, the others at 1. initial: checkpoint to go on from;
+    its shape, taps and draft vocabulary then hold, whatever the other options say.
+    """
 
     output: Path
     target: str
@@ -44,18 +50,24 @@ class TrainOptions:
     learning_rate: float
     rows: int
     seed: int
+    greedy_share: float = 0.6
+    initial: Path | None = None
 
 
 def train(options: TrainOptions) -> None:
     """Run every stage that is not finished. Ctrl-C loses at most the steps since the last checkpoint."""
     console = Console(stderr=True)
     source = open_target(options.target)
-    taps = parse_taps(options.taps, source.config.layers)
-    # Refuses impossible options before hours of writing, not after.
-    drafter_config(source.config, taps, options, min(options.draft_vocab, source.config.vocab_size))
+    initial = None if options.initial is None else initial_checkpoint(options.initial, source.config)
+    if initial is not None:
+        taps = initial.config.target_layer_ids
+    else:
+        taps = parse_taps(options.taps, source.config.layers)
+        # Refuses impossible options before hours of writing, not after.
+        drafter_config(source.config, taps, options, min(options.draft_vocab, source.config.vocab_size))
     try:
         _write_corpus(options, source, taps, console)
-        trainer = _train(options, source, taps, console)
+        trainer = _train(options, source, taps, initial, console)
     except KeyboardInterrupt:
         console.print(f"interrupted; run the same command again to resume from {options.output}")
         raise SystemExit(130) from None
@@ -92,7 +104,12 @@ def _write_corpus(options: TrainOptions, source: TargetSource, taps: tuple[int, 
         console.print(f"corpus: {done.answer_tokens:,} answer tokens are there")
         return
     model = load_target(source, device="cpu", dtype=torch.float32, max_positions=MAX_POSITIONS)
-    settings = CorpusSettings(tap_layers=taps, rows=options.rows, seed=options.seed)
+    settings = CorpusSettings(
+        tap_layers=taps,
+        rows=options.rows,
+        seed=options.seed,
+        answer_temperatures=((0.0, options.greedy_share), (1.0, 1 - options.greedy_share)),
+    )
     ticker = _Ticker()
 
     def report(progress: CorpusProgress) -> None:
@@ -107,20 +124,53 @@ def _write_corpus(options: TrainOptions, source: TargetSource, taps: tuple[int, 
     CorpusWriter(model, source.tokenizer(), settings, directory).run(options.tokens, report)
 
 
-def _train(options: TrainOptions, source: TargetSource, taps: tuple[int, ...], console: Console) -> Trainer:
+def initial_checkpoint(directory: Path, target: DecoderConfig) -> DrafterCheckpoint:
+    """The checkpoint that a training goes on from. Raises UserError when it was made for a target of another shape."""
+    checkpoint = DrafterCheckpoint(directory)
+    ours = (checkpoint.config.hidden_size, checkpoint.config.vocab_size, checkpoint.config.num_target_layers)
+    theirs = (target.hidden_size, target.vocab_size, target.layers)
+    if ours != theirs:
+        raise UserError(
+            f"--initial {directory} was made for a target with (hidden size, vocabulary, layers) {ours}, "
+            f"this target has {theirs}"
+        )
+    return checkpoint
+
+
+def _starting_point(
+    options: TrainOptions,
+    source: TargetSource,
+    taps: tuple[int, ...],
+    corpus: Corpus,
+    initial: DrafterCheckpoint | None,
+) -> tuple[DrafterConfig, dict[str, Tensor], Tensor]:
+    """Config, weights and draft vocabulary that the first step works on."""
+    weights = dict(source.weights())
+    if initial is not None:
+        embedding = weights["model.embed_tokens.weight"].clone()
+        return initial.config, {EMBED: embedding} | initial.tensors, initial.draft_ids
+    size = min(options.draft_vocab, source.config.vocab_size)
+    draft_ids = corpus.draft_vocabulary(size, always=source.config.eos_ids)
+    config = drafter_config(source.config, taps, options, len(draft_ids))
+    return config, initial_weights(config, weights, draft_ids, options.seed), draft_ids
+
+
+def _train(
+    options: TrainOptions,
+    source: TargetSource,
+    taps: tuple[int, ...],
+    initial: DrafterCheckpoint | None,
+    console: Console,
+) -> Trainer:
     corpus = Corpus(options.output / "corpus", taps)
-    target = source.config
-    size = min(options.draft_vocab, target.vocab_size)
-    draft_ids, coverage = corpus.draft_vocabulary(size, always=target.eos_ids)
+    config, weights, draft_ids = _starting_point(options, source, taps, corpus, initial)
     console.print(
         f"corpus: {len(corpus.training)} sequences, {len(corpus.held_out)} held out; "
-        f"draft vocabulary {len(draft_ids)} covers {coverage:.2%} of the answer tokens"
+        f"draft vocabulary {len(draft_ids)} covers {corpus.coverage(draft_ids):.2%} of the answer tokens"
     )
-    config = drafter_config(target, taps, options, len(draft_ids))
     per_step = TrainSettings(steps=0)
     steps = max(1, options.blocks // (per_step.sequences * per_step.anchors))
     settings = TrainSettings(steps=steps, learning_rate=options.learning_rate, seed=options.seed)
-    weights = initial_weights(config, dict(source.weights()), draft_ids, options.seed)
     trainer = Trainer(config, weights, draft_ids, corpus, settings, options.output / "training")
     ticker = _Ticker()
 
@@ -178,7 +228,7 @@ def drafter_config(
 def model_card(options: TrainOptions, source: TargetSource, trainer: Trainer) -> str:
     """The checkpoint's README: what it is for, what it saw, what it reached."""
     progress = read_progress(options.output / "corpus")
-    temperatures = ", ".join(f"{t:g} ({w:.0%})" for t, w in CorpusSettings(tap_layers=(0,)).answer_temperatures)
+    temperatures = ", ".join(f"{t:g} ({w:.0%})" for t, w in trainer.corpus.answer_temperatures())
     minutes = trainer.state.seconds / 60
     last = trainer.state.log[-1] if trainer.state.log else {}
     blocks = trainer.state.step * trainer.settings.sequences * trainer.settings.anchors
@@ -201,6 +251,7 @@ It shares the target's input embedding, drafts blocks of {trainer.config.block_s
 | answer temperatures | {temperatures} |
 | training | {trainer.state.step:,} steps, {blocks:,} blocks, {minutes:.0f} minutes on CPU |
 | learning rate | {options.learning_rate:g}, warm-up and cosine |
+| started from | {"the target's last layers" if options.initial is None else "an earlier checkpoint of this drafter"} |
 | losses | sampled answers: 0.1 CE + 0.9 L1, greedy answers: 0.6 CE + 0.4 L1; 1.0 BCE(confidence); decay exp(-j/4) |
 
 Held out (teacher forcing, conversations that were not trained on): `{json.dumps(facts)}`

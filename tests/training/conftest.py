@@ -19,6 +19,7 @@ from dspark.training.trainer import Trainer, TrainSettings, initial_weights
 from tests.tiny import drafter_config, write_target
 
 SETTINGS = CorpusSettings(
+    answer_temperatures=((0.0, 0.35), (0.6, 0.1), (1.0, 0.55)),
     tap_layers=(0, 1, 2), rows=6, max_instruction=8, max_answer=14, sequences_per_shard=10, seed=3
 )
 
@@ -65,7 +66,7 @@ def make_trainer(written: Written, tmp_path: Path) -> MakeTrainer:
 
     def make(name: str = "run", *, corpus: Corpus | None = None, **changes: object) -> Trainer:
         corpus = corpus or Corpus(written.corpus, (0, 2), holdout_every=5)
-        ids, _ = corpus.draft_vocabulary(150, always=(257,))
+        ids = corpus.draft_vocabulary(150, always=(257,))
         config = written.drafter(draft_vocab_size=len(ids), layers=2)
         weights = initial_weights(config, dict(written.source.weights()), ids, seed=4)
         values: dict[str, object] = {"steps": 6, "sequences": 3, "anchors": 5, "save_every": 3, "evaluate_every": 3}

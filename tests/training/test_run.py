@@ -203,3 +203,29 @@ def test_the_report_needs_matplotlib(finished: TrainOptions, tmp_path: Path, mon
     config = drafter_config(open_target(finished.target).config)
     with pytest.raises(UserError, match=r"pip install 'dspark\[train\]'"):
         write_report(tmp_path / "report.html", [], config)
+
+
+def test_training_goes_on_from_a_checkpoint(finished: TrainOptions, tmp_path: Path) -> None:
+    """Its taps, shape and vocabulary hold; the first step already starts from its weights."""
+    before = DrafterCheckpoint(finished.output / "checkpoint")
+    options = replace(
+        finished, output=tmp_path / "more", initial=finished.output / "checkpoint", taps="0,1", block=2,
+        draft_vocab=60, blocks=320, learning_rate=1e-6,
+    )  # fmt: skip
+    train(options)
+    after = DrafterCheckpoint(options.output / "checkpoint")
+    assert after.config == before.config
+    assert torch.equal(after.draft_ids, before.draft_ids)
+    for name, weight in before.tensors.items():
+        assert torch.allclose(after.tensors[name].float(), weight.float(), atol=1e-2, rtol=1e-2), name
+    assert any(not torch.equal(after.tensors[name], weight) for name, weight in before.tensors.items())
+    card = (options.output / "checkpoint" / "README.md").read_text("utf-8")
+    assert "an earlier checkpoint" in card
+
+
+def test_a_checkpoint_for_another_target_is_refused(finished: TrainOptions, tmp_path: Path) -> None:
+    other = write_target(tmp_path / "other", seed=3, num_hidden_layers=5)
+    options = replace(finished, output=tmp_path / "run", target=str(other), initial=finished.output / "checkpoint")
+    with pytest.raises(UserError, match="--initial"):
+        train(options)
+    assert not (tmp_path / "run").exists()
