@@ -21,6 +21,7 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP_BYTES = 1 << 30
 MAX_THREADS = 16
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 # A forward pass is hundreds of short parallel regions: waking a sleeping team for each costs a quarter of the pass, so
 # threads look for work for some 50 microseconds before they sleep. A team whose role waits for the other one sleeps.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "0"}
@@ -39,11 +40,24 @@ class Placement:
 
 
 def choose(threads: int | None = None, environment: Mapping[str, str] = os.environ) -> Placement:
-    """Threads: the argument, else a user's OMP_NUM_THREADS, else one per available core (at most 16)."""
+    """Threads: the argument, else a user's OMP_NUM_THREADS, else one per available core (at most 16).
+
+    A container's CPU quota counts as that many cores: more threads would only be stopped in the middle of a product.
+    """
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (0,)
     wished = environment.get("OMP_NUM_THREADS", "")
-    default = int(wished) if wished.isdigit() and int(wished) > 0 else min(MAX_THREADS, len(cores))
+    usable = min(MAX_THREADS, len(cores), cpu_quota() or MAX_THREADS)
+    default = int(wished) if wished.isdigit() and int(wished) > 0 else usable
     return Placement(threads or default, cores)
+
+
+def cpu_quota(file: Path = CPU_MAX) -> int | None:
+    """Whole cores of the cgroup's CPU quota, at least one; None without a quota ("max") or without cgroups."""
+    try:
+        quota, period = file.read_text("utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
 
 
 def prepare(placement: Placement) -> None:

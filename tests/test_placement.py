@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dspark import placement
 
+CPU_QUOTA = placement.cpu_quota
 CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine's container allows."""
+    monkeypatch.setattr(placement, "cpu_quota", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +41,23 @@ def test_threads(argument: int | None, environment: dict[str, str], threads: int
 def test_big_machines_do_not_get_a_thread_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(96)))
     assert placement.choose(None, {}).threads == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000\n", None), ("150000 100000\n", 1), ("400000 100000\n", 4), ("5000 100000\n", 1), ("odd", None)],
+)
+def test_the_quota_of_a_container(text: str, cores: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert CPU_QUOTA(tmp_path / "cpu.max") == cores
+    assert CPU_QUOTA(tmp_path / "absent") is None
+
+
+def test_a_quota_limits_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(placement, "cpu_quota", lambda: 3)
+    assert placement.choose(None, {}).threads == 3
+    assert placement.choose(5, {}).threads == 5
 
 
 def test_roles_wait_passively() -> None:

@@ -101,6 +101,11 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(v) for v in value) if isinstance(value, list | tuple) else (int(value),)
 
 
+def merged_ids(known: tuple[int, ...], value: Any) -> tuple[int, ...]:
+    """`known` and then the ids of a JSON field (a number, a list, or nothing) that are not among them."""
+    return tuple(dict.fromkeys((*known, *_ids(value))))
+
+
 def from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     """Read a Hugging Face ``config.json`` of the Llama or Qwen3 dense family.
 

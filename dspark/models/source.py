@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark.models import tokenizer as tokenizers
-from dspark.models.config import DecoderConfig, ModelConfigError, from_hf, read_json
+from dspark.models.config import DecoderConfig, ModelConfigError, from_hf, merged_ids, read_json
 from dspark.models.gguf_source import GgufFile, embedded_gguf
 from dspark.models.target import TargetModel
 from dspark.models.tokenizer import ChatTokenizer
@@ -79,7 +79,12 @@ class DirectorySource:
 
     @cached_property
     def config(self) -> DecoderConfig:
-        return from_hf(read_json(self.path / "config.json"))
+        config = from_hf(read_json(self.path / "config.json"))
+        generation = self.path / "generation_config.json"
+        if not generation.is_file():
+            return config
+        # Chat models often end a turn with a token that only this file names.
+        return replace(config, eos_ids=merged_ids(config.eos_ids, read_json(generation).get("eos_token_id")))
 
     def tokenizer(self) -> ChatTokenizer:
         return tokenizers.from_directory(self.path, self.config.eos_ids)

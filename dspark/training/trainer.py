@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,9 +25,11 @@ from torch.nn import functional as F
 from dspark.errors import UserError
 from dspark.models.drafter import EMBED, DrafterNetwork, expected_shapes
 from dspark.models.drafter_config import DrafterConfig
+from dspark.models.packed_blocks import PackedBlockAttention
 from dspark.training.dataset import Batch, Conversation, Corpus, make_batch
 from dspark.training.losses import BlockLosses, block_losses, cross_entropy_weights, position_weights
 
+STATE_FILE = "state.safetensors"
 FROZEN = (EMBED, "lm_head.weight")
 
 
@@ -52,37 +55,6 @@ class TrainState:
     step: int = 0
     seconds: float = 0.0
     log: list[dict[str, Any]] = field(default_factory=list)
-
-
-class BlockTrainingAttention:
-    """Attention of packed blocks (S sequences, A blocks of B rows) over context rows below the anchor and own block.
-
-    Shapes in: q [S, A, B, heads, hd], k and v [S, A, B, kv, hd]. Context keys and values [S, N, kv, hd] per layer.
-    """
-
-    def __init__(self, context: list[tuple[Tensor, Tensor]], anchors: Tensor) -> None:
-        self._context = context
-        length = context[0][0].shape[1]
-        visible = torch.arange(length)[None, None, :] < anchors[:, :, None]
-        # One mask row per block, broadcast over kv heads and the block's query rows: [S, 1, A, 1, N].
-        self._mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None, :, None, :]
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        context_k, context_v = self._context[layer]
-        s, a, b, heads, hd = q.shape
-        kv = k.shape[3]
-        rows = b * (heads // kv)
-        q = q.view(s, a, b, kv, heads // kv, hd).permute(0, 3, 1, 2, 4, 5).reshape(s, kv, a, rows, hd)
-        q = q * hd**-0.5
-        n = context_k.shape[1]
-        far = (q.reshape(s, kv, a * rows, hd) @ context_k.permute(0, 2, 3, 1)).view(s, kv, a, rows, n)
-        near = q @ k.permute(0, 3, 1, 4, 2)
-        weights = torch.softmax(torch.cat([far + self._mask, near], dim=-1), dim=-1)
-        far, near = torch.split(weights, [n, b], dim=-1)
-        out = (far.reshape(s, kv, a * rows, n) @ context_v.transpose(1, 2)).view(s, kv, a, rows, hd)
-        out = out + near @ v.permute(0, 3, 1, 2, 4)
-        out = out.view(s, kv, a, b, heads // kv, hd).permute(0, 2, 3, 1, 4, 5)
-        return out.reshape(s, a, b, heads * hd)
 
 
 def initial_weights(
@@ -201,7 +173,7 @@ class Trainer:
         positions = batch.anchors[:, :, None] + torch.arange(c.block_size)
         ids = torch.full(positions.shape, c.mask_token_id)
         ids[:, :, 0] = batch.block_tokens[:, :, 0]
-        hidden = self.network.backbone(ids, positions, BlockTrainingAttention(kv, batch.anchors))
+        hidden = self.network.backbone(ids, positions, PackedBlockAttention(kv, batch.anchors))
         hidden = hidden.reshape(-1, c.hidden_size)
         previous = batch.block_tokens[:, :, :-1].reshape(-1)
         logits = self.network.base_logits(hidden) + self.network.markov_bias(previous)
@@ -232,7 +204,7 @@ class Trainer:
         return evaluate(self, batches)
 
     def save(self) -> None:
-        """Weights, optimiser and log, each written beside its place and renamed."""
+        """Weights, optimiser and log in one file, written beside its place and renamed: a kill leaves the old one."""
         tensors = {n: t.detach() for n, t in self.weights.items() if n not in FROZEN}
         for i, p in enumerate(self._optimiser.param_groups[0]["params"]):
             slots = self._optimiser.state.get(p, {})
@@ -240,16 +212,15 @@ class Trainer:
         tensors["generator"] = self._generator.get_state()
         tensors["order"] = torch.tensor(self._order, dtype=torch.int64)
         tensors["draft_ids"] = self.draft_ids
-        _replace(self.directory / "state.safetensors", lambda p: save_file(tensors, str(p)))
-        text = json.dumps({"settings": asdict(self.settings), "state": asdict(self.state)}, indent=1)
-        _replace(self.directory / "state.json", lambda p: p.write_text(text, "utf-8"))
+        told = {"settings": json.dumps(asdict(self.settings)), "state": json.dumps(asdict(self.state))}
+        _replace(self.directory / STATE_FILE, lambda p: save_file(tensors, str(p), metadata=told))
 
     def _resume(self) -> None:
-        file = self.directory / "state.json"
+        file = self.directory / STATE_FILE
         if not file.is_file():
             return
-        self.state = TrainState(**json.loads(file.read_text("utf-8"))["state"])
-        tensors = load_file(str(self.directory / "state.safetensors"))
+        self.state = TrainState(**read_state(self.directory))
+        tensors = load_file(str(file))
         self._check_resumable(tensors)
         self._generator.set_state(tensors["generator"])
         self._order = tensors["order"].tolist()
@@ -275,6 +246,13 @@ class Trainer:
                 f"{self.directory} holds a training of another shape or vocabulary ({changed[0]} differs): "
                 "give the options and the corpus that it began with, or another directory"
             )
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """The fields of `TrainState` as saved in a training directory."""
+    with safe_open(str(directory / STATE_FILE), framework="pt") as opened:
+        state: dict[str, Any] = json.loads(opened.metadata()["state"])
+    return state
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

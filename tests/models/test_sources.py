@@ -228,3 +228,15 @@ def test_file_digest_covers_size_and_both_ends(tmp_path: Path) -> None:
         digests.add(file_digest([file]))
     file.write_bytes(bytes(content) + b"\0")
     assert len(digests | {file_digest([file])}) == 4
+
+
+def test_the_generation_config_adds_end_tokens(tmp_path: Path) -> None:
+    """A chat model's end of turn is often named there alone."""
+    write_target(tmp_path, eos_token_id=257)
+    assert open_target(str(tmp_path)).config.eos_ids == (257,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 259]}')
+    source = open_target(str(tmp_path))
+    assert source.config.eos_ids == (257, 259)
+    assert source.tokenizer().eos_ids == (257, 259)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert open_target(str(tmp_path)).config.eos_ids == (257,)

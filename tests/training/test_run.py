@@ -21,7 +21,7 @@ from dspark.training import run
 from dspark.training.corpus import CorpusWriter, read_progress
 from dspark.training.report import write_report
 from dspark.training.run import TrainOptions, parse_taps, train
-from dspark.training.trainer import Trainer
+from dspark.training.trainer import Trainer, read_state
 from tests.tiny import drafter_config, write_target
 
 
@@ -105,7 +105,7 @@ def test_the_report_has_its_four_plots(finished: TrainOptions) -> None:
 
 def test_the_card_says_what_was_trained(finished: TrainOptions) -> None:
     card = (finished.output / "checkpoint" / "README.md").read_text("utf-8")
-    state = json.loads((finished.output / "training" / "state.json").read_text("utf-8"))["state"]
+    state = read_state(finished.output / "training")
     assert state["step"] == 4
     assert "4 steps, 1,280 blocks" in card
     assert str(state["log"][-1]["tokens_per_step_t1"]) in card
