@@ -1,18 +1,21 @@
 """A weight matrix in the form in which this machine multiplies it fastest.
 
-On x86 CPUs in fp32, oneDNN's blocked weight layout makes a product with 1..16 rows two to four times faster than the
-row-major one: six verify rows then cost little more than one, which is what speculation lives on. torch exposes that
-layout through the two operators that its own compiler emits; they are probed once and checked against the plain
-product, and everything else (bf16, CUDA, other CPUs) takes the plain product. Called by the target and the drafter.
+On CPUs in fp32 that is the native product of `panels`: six verify rows cost little more than one, which is what
+speculation lives on. Without the compiled library oneDNN's blocked layout comes next; torch exposes it through the two
+operators that its own compiler emits, which are probed once and checked against the plain product. Everything else
+(bf16, CUDA) takes the plain product. Called by the target and the drafter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from dspark.models import panels
 
 
 @cache
@@ -33,17 +36,26 @@ def packed_fp32_works() -> bool:
 
 
 class Linear:
-    """``y = x @ weight.T`` for x [rows, in] and weight [out, in]; owns the (possibly re-laid-out) weight."""
+    """``y = x @ weight.T`` for x [..., in] and weight [out, in]; owns the (possibly re-laid-out) weight."""
 
     def __init__(self, weight: Tensor) -> None:
         self.out_features, self.in_features = weight.shape
-        self._packed = weight.device.type == "cpu" and weight.dtype is torch.float32 and packed_fp32_works()
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if self._packed else weight.contiguous()
-        )
+        self._product = _fastest_product(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
-            return out
-        return F.linear(x, self._weight)
+        return self._product(x)
+
+
+def _fastest_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    if weight.device.type == "cpu" and weight.dtype is torch.float32:
+        if panels.works():
+            return panels.PanelWeight(weight)
+        if packed_fp32_works():
+            return _blocked(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+    weight = weight.contiguous()
+    return lambda x: F.linear(x, weight)
+
+
+def _blocked(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    product = torch.ops.mkldnn._linear_pointwise
+    return lambda x: product(x, weight, None, "none", [], "")

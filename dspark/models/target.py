@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark.models import decode_attention
 from dspark.models.config import DecoderConfig, ModelConfigError
 from dspark.models.linear import Linear
 from dspark.models.rope import RopeTable, rotate
@@ -68,7 +69,8 @@ class RaggedAttention:
     def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
         self._cache = cache
         self._segments = segments
-        self._masks = [self._mask(s) for s in segments]
+        self._native = [decode_attention.fits(len(s.tokens), cache.keys[0, 0], cache.values[0, 0]) for s in segments]
+        self._masks = [None if n else self._mask(s) for n, s in zip(self._native, segments, strict=True)]
 
     def _mask(self, segment: Segment) -> Tensor | None:
         """Causal mask [n, start + n]: row i sees positions <= start + i. None where every row sees everything."""
@@ -81,17 +83,20 @@ class RaggedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outputs, row = [], 0
-        for segment, mask in zip(self._segments, self._masks, strict=True):
+        for segment, mask, native in zip(self._segments, self._masks, self._native, strict=True):
             n = len(segment.tokens)
             rows = slice(row, row + n)
-            outputs.append(self._attend(layer, segment, mask, q[rows], k[rows], v[rows]))
+            keys, values = self._cache.keys[layer, segment.slot], self._cache.values[layer, segment.slot]
+            if native:
+                outputs.append(decode_attention.attend(q[rows], k[rows], v[rows], keys, values, segment.start))
+            else:
+                outputs.append(self._attend(keys, values, segment, mask, q[rows], k[rows], v[rows]))
             row += n
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _attend(
-        self, layer: int, segment: Segment, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor
+        self, keys: Tensor, values: Tensor, segment: Segment, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        keys, values = self._cache.keys[layer, segment.slot], self._cache.values[layer, segment.slot]
         n, end = len(segment.tokens), segment.start + len(segment.tokens)
         keys[:, segment.start : end] = k.transpose(0, 1)
         values[:, segment.start : end] = v.transpose(0, 1)

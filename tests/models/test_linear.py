@@ -1,4 +1,4 @@
-"""The fast weight layout multiplies like the plain one, and its absence changes nothing but speed."""
+"""Every layout of a weight multiplies like the plain one, and its absence changes nothing but speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dspark.models import linear
+from dspark.models import linear, panels
 from dspark.models.linear import Linear, packed_fp32_works
 from dspark.models.target import Segment, TargetModel
 from tests.models.conftest import Pair
@@ -21,7 +21,12 @@ def sample(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.fixture
-def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "works", lambda: False)
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch, without_native: None) -> None:
     monkeypatch.setattr(linear, "packed_fp32_works", lambda: False)
 
 
@@ -33,16 +38,17 @@ def probed_anew() -> Iterator[None]:
 
 
 @needs_packed
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("shape", [(48, 64), (1, 64), (960, 576), (577, 33), (3, 1)])
 @pytest.mark.parametrize("rows", [1, 2, 6, 17, 130])
 def test_packed_equals_plain(shape: tuple[int, int], rows: int) -> None:
     weight, x = sample(*shape), sample(rows, shape[1], seed=1)
     product = Linear(weight)
-    assert product._packed
     torch.testing.assert_close(product(x), F.linear(x, weight), rtol=1e-4, atol=1e-4)
 
 
 @needs_packed
+@pytest.mark.usefixtures("without_native")
 def test_packed_takes_more_dimensions_no_rows_and_strides() -> None:
     weight = sample(24, 32)
     product = Linear(weight)
@@ -51,6 +57,7 @@ def test_packed_takes_more_dimensions_no_rows_and_strides() -> None:
 
 
 @needs_packed
+@pytest.mark.usefixtures("without_native")
 def test_packed_weight_is_a_copy() -> None:
     weight = sample(24, 32)
     product, before = Linear(weight), weight.clone()
@@ -67,7 +74,6 @@ def test_sizes_are_kept() -> None:
 def test_bf16_takes_the_plain_product() -> None:
     weight, x = sample(24, 32).bfloat16(), sample(5, 32).bfloat16()
     product = Linear(weight)
-    assert not product._packed
     assert torch.equal(product(x), F.linear(x, weight))
 
 
@@ -75,7 +81,6 @@ def test_bf16_takes_the_plain_product() -> None:
 def test_without_the_packed_layout_the_plain_product_is_used() -> None:
     weight, x = sample(24, 32), sample(5, 32)
     product = Linear(weight.T.contiguous().T)  # column-major: must not matter
-    assert not product._packed
     torch.testing.assert_close(product(x), F.linear(x, weight))
 
 
@@ -116,3 +121,16 @@ def test_the_probe_says_no_to_an_operator_that_fails_or_lies(
 ) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", _Operators(product))
     assert packed_fp32_works() is False
+
+
+def test_the_choice_among_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native first, then oneDNN's layout, and neither for bf16."""
+    chosen = []
+    monkeypatch.setattr(panels, "PanelWeight", lambda w: chosen.append("native"))
+    monkeypatch.setattr(linear, "_blocked", lambda w: chosen.append("onednn"))
+    for native, blocked in [(True, True), (False, True), (False, False)]:
+        monkeypatch.setattr(panels, "works", lambda native=native: native)
+        monkeypatch.setattr(linear, "packed_fp32_works", lambda blocked=blocked: blocked)
+        Linear(sample(4, 8))
+        Linear(sample(4, 8).bfloat16())
+    assert chosen == ["native", "onednn"]

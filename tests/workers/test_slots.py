@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from dspark.models.config import from_hf
 from dspark.models.drafter import EMBED, DrafterNetwork
+from dspark.models.packed_blocks import PackedBlockAttention
 from dspark.training.dataset import Batch
-from dspark.training.trainer import BlockTrainingAttention
 from dspark_workers.slots import ContextFullError, DraftSlots
 from tests.tiny import drafter_config, drafter_weights, hf_config, target_weights
 
@@ -32,7 +32,7 @@ def training_hidden(taps: torch.Tensor, anchors: list[int], tokens: list[int]) -
     positions = batch.anchors[:, :, None] + torch.arange(CONFIG.block_size)
     ids = torch.full(positions.shape, CONFIG.mask_token_id)
     ids[0, :, 0] = torch.tensor(tokens)
-    return network.backbone(ids, positions, BlockTrainingAttention(kv, batch.anchors))[0]
+    return network.backbone(ids, positions, PackedBlockAttention(kv, batch.anchors))[0]
 
 
 def test_serving_blocks_equal_training_blocks() -> None:
