@@ -6,6 +6,7 @@ the OpenMP settings that it needs are in place (see `roles`).
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -55,7 +56,14 @@ MaxContext = Annotated[int, typer.Option(min=16, max=131072, help="Longest promp
 Host = Annotated[str, typer.Option(help="Interface of the endpoint; loopback unless you mean it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the endpoint; 0 takes a free one.")]
 Deadline = Annotated[int, typer.Option(min=1, max=600_000, help="Milliseconds to wait for drafts before going on.")]
+AuditRate = Annotated[float, typer.Option(min=0, max=1, help="Share of the drafted tokens whose draw is repeated.")]
+AdaptiveDepth = Annotated[
+    bool, typer.Option("--adaptive-depth", help="Choose depths by past acceptance and measured step times.")
+]
 ApiKeys = Annotated[Path | None, typer.Option(help="File with one API key a line; without it none is asked for.")]
+Copy = Annotated[
+    bool, typer.Option("--copy/--no-copy", help="Draft what a text has said before where it begins to repeat itself.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -93,6 +101,8 @@ def serve(
     slots: Slots = 8,
     max_context: MaxContext = 2048,
     draft_deadline_ms: Deadline = 1000,
+    audit_rate: AuditRate = 1.0,
+    adaptive_depth: AdaptiveDepth = False,
     api_key_file: ApiKeys = None,
     restart_worker: Annotated[bool, typer.Option(help="Start the worker again when it dies.")] = True,
 ) -> None:
@@ -101,7 +111,10 @@ def serve(
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     with roles.local_worker(machine, speculative, restart=restart_worker) as worker:
         roles.say(f"loading the target {target!r} ({machine.dtype}, {device}, {machine.threads} threads)")
-        spark = roles.build_spark(machine, speculative, worker.endpoint if worker else None, draft_deadline_ms)
+        spark = roles.build_spark(
+            machine, speculative, worker.endpoint if worker else None, draft_deadline_ms,
+            audit_rate=audit_rate, adaptive_depth=adaptive_depth,
+        )  # fmt: skip
         if worker:
             worker.wait_ready()
         roles.serve_endpoint(spark, endpoint)
@@ -120,12 +133,16 @@ def spark(
     slots: Slots = 8,
     max_context: MaxContext = 2048,
     draft_deadline_ms: Deadline = 1000,
+    audit_rate: AuditRate = 1.0,
+    adaptive_depth: AdaptiveDepth = False,
     api_key_file: ApiKeys = None,
 ) -> None:
     """A Spark verifier with the endpoint, whose drafter worker runs elsewhere (`dspark worker`)."""
     endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
-    built = roles.build_spark(machine, speculative, worker, draft_deadline_ms)
+    built = roles.build_spark(
+        machine, speculative, worker, draft_deadline_ms, audit_rate=audit_rate, adaptive_depth=adaptive_depth
+    )
     roles.serve_endpoint(built, endpoint)
 
 
@@ -144,6 +161,7 @@ def worker(
     allow_remote: Annotated[
         bool, typer.Option(help="Allow another interface than loopback. The link is not authenticated yet.")
     ] = False,
+    copy: Copy = True,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """A drafter worker: holds the drafter and serves Spark verifiers over the v2 wire."""
@@ -151,7 +169,7 @@ def worker(
     from dspark.speculative import SHIPPED_DRAFTER
 
     roles.run_worker(
-        machine, drafter or SHIPPED_DRAFTER, listen, allow_remote=allow_remote, parent_pid=parent_pid
+        machine, drafter or SHIPPED_DRAFTER, listen, allow_remote=allow_remote, parent_pid=parent_pid, copy=copy
     )
 
 
@@ -217,6 +235,7 @@ def bench_spec(
     ] = PromptSet.SELF,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 128,
     max_context: MaxContext = 1024,
+    copy: Copy = True,
     as_json: Json = False,
 ) -> None:
     """Speculative against target-only decoding: same engine, interleaved, warm, T = 0 and T = 1."""
@@ -224,13 +243,69 @@ def bench_spec(
     from dspark_spark import benchmark
 
     log = (lambda text: print(text, file=sys.stderr, flush=True)) if as_json else roles.say
-    with roles.local_worker(machine, speculative, restart=False, log=log) as worker:
+    with roles.local_worker(machine, speculative, restart=False, log=log, copy=copy) as worker:
         if worker is None:
             raise typer.BadParameter("num_speculative_tokens is 0: there is nothing to compare")
         built = roles.build_spark(machine, speculative, worker.endpoint, 5000)
         worker.wait_ready()
         result = benchmark.run(built, benchmark.BenchOptions(prompts, max_tokens, prompt_set.value), log)
     typer.echo(benchmark.as_json(result) if as_json else benchmark.as_table(result))
+
+
+@bench_app.command("rows")
+def bench_rows(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are over these.")] = 60,
+    as_json: Json = False,
+) -> None:
+    """Proposal rows on one core: making, writing and checking them, against a softmax and a plain copy."""
+    from dspark import row_benchmark
+
+    result = row_benchmark.run(rounds)
+    typer.echo(row_benchmark.as_json(result) if as_json else row_benchmark.as_table(result))
+
+
+@bench_app.command("acceptance")
+def bench_acceptance(
+    target: Target = "embedded",
+    speculative: Speculative = DEFAULT_SPECULATIVE,
+    threads: Threads = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to use, in order.")] = 20,
+    prompt_set: Annotated[PromptSet, typer.Option(help="'self' or 'people', as in `bench spec`.")] = PromptSet.SELF,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per answer.")] = 128,
+    as_json: Json = False,
+) -> None:
+    """Acceptance against the width of the q rows: dense, k = 256 to 16, and the match lane, with bytes per reply."""
+    machine = roles.prepare_machine(target, "cpu", "fp32", threads, 1, 16)
+    from dspark_spark import acceptance_curve
+
+    log = (lambda text: print(text, file=sys.stderr, flush=True)) if as_json else roles.say
+    options = acceptance_curve.CurveOptions(prompts, max_tokens, prompt_set.value)
+    result = acceptance_curve.run(roles.load_pair(machine, speculative), options, log)
+    typer.echo(acceptance_curve.as_json(result) if as_json else acceptance_curve.as_table(result))
+
+
+@app.command()
+def prove(
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of a quarter of an hour.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=10_000, help="Of all samples; the same seed is the same run.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Directory for losslessness.md and losslessness.html.")] = None,
+    plant: Annotated[
+        str | None, typer.Option(help="Put a mutant in the sampler's place, e.g. residual-from-p: the proof must fail.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that speculation changes no distribution: exact laws, deliberate mistakes, tests of the real path."""
+    roles.prepare_machine("", "cpu", "fp32", 1, 1, 16)
+    from dspark.proof import prove as proof
+    from dspark.proof import report as reports
+
+    options = proof.ProveOptions(quick=quick or plant is not None, seed=seed, plant=plant)
+    found = proof.run(options, lambda text: print(text, file=sys.stderr, flush=True))
+    if report is not None:
+        for path in reports.write(found, report):
+            print(f"wrote {path}", file=sys.stderr)
+    typer.echo(json.dumps(found.as_object(), indent=2) if as_json else reports.as_text(found))
+    raise typer.Exit(0 if found.holds else 1)
 
 
 @app.command()

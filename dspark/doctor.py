@@ -11,7 +11,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field
 
-from dspark import __version__, placement
+from dspark import __version__, native, placement
 
 _PACKAGES = {
     "torch": "every role",
@@ -45,6 +45,7 @@ def examine() -> Report:
         "cores": len(chosen.cores),
         "memory_gib": _memory_gib(),
         "native_bf16": placement.fast_bf16(),
+        "row_kernels": str(native.choice()),
         "c_compiler": shutil.which("cc") or shutil.which("gcc") or "none",
         "clock_resolution_ns": round(time.get_clock_info("monotonic").resolution * 1e9),
     }

@@ -8,16 +8,18 @@ Invariants: no float, no numpy, no import of the modules it judges. Probabilitie
 
 Called by tests and by the proof suite. It is never on a serving path.
 
-Two layers:
+Layers:
 
 - *integer semantics* (``allocate``, ``draw``, ``tickets``, ``accepts``, ``residual``, ``pick``, ``verify``):
   what a decision is for given integers, in any number system (mass, total, coin);
-- *laws* (``acceptance_probability`` .. ``joint_law``): the distribution of what those decisions emit.
+- *laws* (``acceptance_probability`` .. ``joint_law``): the distribution of what those decisions emit;
+- *processors* (``Rules`` .. ``survivors``): which logits a row is made of, and which ids it keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
 
@@ -195,3 +197,138 @@ def ancestral_law(target: Model, length: int) -> SequenceLaw:
 
 def _add(law: SequenceLaw, sequence: Prefix, probability: Fraction) -> None:
     law[sequence] = law.get(sequence, Fraction(0)) + probability
+
+
+# --- processors --------------------------------------------------------------------------------
+#
+# Logits are fractions; the rules look at the whole text so far every time and keep no state.
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What one request asks of its rows. ``grammar`` maps the generated text to the ids that may follow."""
+
+    bias: Mapping[int, Fraction] = field(default_factory=dict)
+    presence: Fraction = Fraction(0)
+    frequency: Fraction = Fraction(0)
+    repetition: Fraction = Fraction(1)
+    min_tokens: int = 0
+    endings: frozenset[int] = frozenset()
+    bad_words: tuple[Prefix, ...] = ()
+    allowed: frozenset[int] | None = None
+    grammar: Callable[[Prefix], Collection[int]] | None = None
+
+
+def is_banned(token: int, generated: Prefix, rules: Rules) -> bool:
+    """Whether ``token`` must not follow the generated text."""
+    longer = (*generated, token)
+    return (
+        (token in rules.endings and len(longer) <= rules.min_tokens)
+        or any(longer[-len(word) :] == word for word in rules.bad_words)
+        or (rules.allowed is not None and token not in rules.allowed)
+        or (rules.grammar is not None and token not in rules.grammar(generated))
+    )
+
+
+def edited_logit(logit: Fraction, token: int, prompt: Prefix, generated: Prefix, rules: Rules) -> Fraction:
+    """Bias, then repetition, frequency and presence penalty."""
+    logit += rules.bias.get(token, Fraction(0))
+    if token in (*prompt, *generated):
+        logit = logit / rules.repetition if logit > 0 else logit * rules.repetition
+    logit -= rules.frequency * generated.count(token)
+    return logit - rules.presence if token in generated else logit
+
+
+def edited(logits: Sequence[Fraction], prompt: Prefix, generated: Prefix, rules: Rules) -> dict[int, Fraction]:
+    """The edited logit of every id that is not banned."""
+    return {
+        token: edited_logit(logit, token, prompt, generated, rules)
+        for token, logit in enumerate(logits)
+        if not is_banned(token, generated, rules)
+    }
+
+
+def survivors(weights: Sequence[Fraction], min_p: Fraction, top_k: int, top_p: Fraction) -> list[int]:
+    """Ids that min_p, then top_k (0: off), then top_p leave of the weights after temperature; 0 is a removed id."""
+    left = [weight if weight >= min_p * max(weights) else Fraction(0) for weight in weights]
+    positive = sum(weight > 0 for weight in left)
+    left = keep(left, top_indices(left, min(top_k or positive, positive)))
+    return nucleus(left, top_p)
+
+
+# --- lanes and admission -----------------------------------------------------------------------
+
+
+def match(
+    target: Sequence[Sequence[int]], tokens: Sequence[int], uniform: Callable[[int], int], coin: int
+) -> Outcome:
+    """One round of the match lane: (accepted, last token, kind); ``uniform(index)`` is in [0, coin).
+
+    The target's own tokens come first, drafts are compared afterwards: this says that they change no token.
+    """
+    own = [pick(row, uniform(index), coin) for index, row in enumerate(target)]
+    agreed = 0
+    while agreed < len(tokens) and own[agreed] == tokens[agreed]:
+        agreed += 1
+    return agreed, own[agreed], "bonus" if agreed == len(tokens) else "correction"
+
+
+def match_round_law(target: Model, draft: Model, prefix: Prefix, depth: int) -> SequenceLaw:
+    """Law of one round of one-entry rows, in textbook form: accept x with p(x), else p without x, renormalised.
+
+    Drafts come from any law ``draft``; it changes how long the round is.
+    """
+    p = target(prefix)
+    if depth == 0:
+        return {(token,): share for token, share in enumerate(p) if share}
+    law: SequenceLaw = {}
+    for drafted, chance in enumerate(draft(prefix)):
+        if chance == 0:
+            continue
+        if p[drafted]:
+            for rest, share in match_round_law(target, draft, (*prefix, drafted), depth - 1).items():
+                _add(law, (drafted, *rest), chance * p[drafted] * share)
+        if p[drafted] < 1:
+            others = normalised([Fraction(0) if token == drafted else share for token, share in enumerate(p)])
+            for token, share in enumerate(others):
+                if share:
+                    _add(law, (token,), chance * (1 - p[drafted]) * share)
+    return law
+
+
+def stopped_round_law(
+    target: Model, draft: Model, prefix: Prefix, longest: int, admits: Callable[[Prefix], bool]
+) -> SequenceLaw:
+    """Law of one ratio round whose draft k is verified iff ``admits(x_1 .. x_(k-1))``, asked until the first no."""
+
+    def follow(drafts: Prefix) -> SequenceLaw:
+        context = prefix + drafts
+        p = target(context)
+        if len(drafts) == longest or not admits(drafts):
+            return {(token,): share for token, share in enumerate(p) if share}
+        law: SequenceLaw = {}
+        q = draft(context)
+        rejected = Fraction(0)
+        for token, share in enumerate(q):
+            if share == 0:
+                continue
+            accepted = share * acceptance_probability(share, p[token])
+            rejected += share - accepted
+            if accepted:
+                for rest, probability in follow((*drafts, token)).items():
+                    _add(law, (token, *rest), accepted * probability)
+        for token, probability in correction_law(p, q).items() if rejected else ():
+            _add(law, (token,), rejected * probability)
+        return law
+
+    return follow(())
+
+
+def throughput(requests: int, survivals: Sequence[Fraction], steps_per_second: Sequence[Fraction]) -> list[Fraction]:
+    """DSpark's Theta for 0, 1, 2, .. admitted drafts: (requests + sum of a) times SPS; [i] of both is for i drafts."""
+    tokens = Fraction(requests)
+    scores = [tokens * steps_per_second[0]]
+    for index, survival in enumerate(survivals, start=1):
+        tokens += survival
+        scores.append(tokens * steps_per_second[index])
+    return scores

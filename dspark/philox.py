@@ -7,6 +7,8 @@ Invariants:
 
 - The fields are packed without hashing, so distinct keys have distinct Philox inputs.
 - The round is part of the key. Position-only keys bias any decision that looks at drafts of an earlier round.
+- The one exception is ``Keys.for_position_noise`` (the ``match`` lane): it stands on round 0, which no drafting
+  round has, so its numbers are shared with no other use.
 - No slot, batch index or clock enters a key, so batching cannot change a sample.
 - One owner per domain: the worker leader draws ``PROPOSAL``, the verifier draws all others.
 
@@ -43,6 +45,10 @@ class Domain(IntEnum):
     TEST = 6
 
 
+POSITION_NOISE_ROUND = 0
+"""The round field of position noise; drafting rounds of a request start at 1."""
+
+
 class KeyRangeError(ValueError):
     """A key field is no Python int or does not fit its bits; packing it anyway could make keys collide."""
 
@@ -59,6 +65,11 @@ def block(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, in
         k0 = (k0 + _WEYL_0) & _WORD
         k1 = (k1 + _WEYL_1) & _WORD
     return c0, c1, c2, c3
+
+
+def upper24(words: tuple[int, int, int, int]) -> int:
+    """The 24-bit integer of four output words: word 0 without its low eight bits."""
+    return words[0] >> 8
 
 
 def _require(name: str, value: int, low: int, high: int) -> None:
@@ -97,6 +108,15 @@ class Keys:
         _require("round", self.round, 0, (1 << 32) - 1)
         _require("choice", self.choice, 0, (1 << 8) - 1)
 
+    @classmethod
+    def for_position_noise(cls, seed: int, choice: int = 0) -> Keys:
+        """Numbers that depend on seed, choice and position alone: the noise of the ``match`` lane.
+
+        Safe there because every committed token is one function of its prefix and of its own position's number,
+        so no number is used for a second decision (see ``verify.verify_match``); biased everywhere else.
+        """
+        return cls(seed, generation=0, round=POSITION_NOISE_ROUND, choice=choice)
+
     def words(self, domain: Domain, position: int, draw: int = 0) -> tuple[int, int, int, int]:
         """The four output words for one use; ``position`` is that of the token being predicted."""
         _require("domain", domain, 1, 255)
@@ -113,7 +133,7 @@ class Keys:
 
     def draw24(self, domain: Domain, position: int, draw: int = 0) -> int:
         """A uniform integer in [0, 2**24): word 0 without its low eight bits. Used for proposals."""
-        return self.words(domain, position, draw)[0] >> 8
+        return upper24(self.words(domain, position, draw))
 
     def draw64(self, domain: Domain, position: int, draw: int = 0) -> int:
         """A uniform integer in [0, 2**64): word 0 is the high half. Used for every verifier decision."""

@@ -5,12 +5,16 @@ speculation on and off can differ in nothing.
 
 Invariants:
 
-- Order: (edits of logits) -> temperature -> top_k -> top_p. top_p sees the row that top_k left, renormalised.
+- Order: logit_bias -> penalties -> bans (min_tokens, bad words, allowed ids, grammar) -> temperature -> min_p ->
+  top_k -> top_p. The first three are ``dspark.logit_edits``; each of the others sees what the ones before it left,
+  and top_p sees it renormalised.
 - Ties are kept in ascending id order; at least one token always survives.
-- Temperature 0 is the one-hot row of the lowest-id maximum.
+- Temperature 0 is the one-hot row of the lowest-id maximum of the edited logits.
 - NaN, +inf and all -inf rows are refused: the request fails, the engine does not.
 
 Called by the verifier's engine, once per verified row. It never draws and never keeps state between rows.
+
+Sources: vLLM's sampler for the order; Nguyen et al. 2407.01082 for min_p.
 """
 
 from __future__ import annotations
@@ -22,17 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.dyadic import Float32s, Float64s, Int64s, cool, softmax64, top_indices
+from dspark.logit_edits import EditState, PolicyError
 from dspark.tickets import one_hot_tickets, target_tickets, tickets_from_weights
 
+__all__ = ["LogitsError", "PolicyError", "SamplingPolicy", "greedy_token", "process", "target_row"]
+
 Indices = NDArray[np.intp]
+Values = NDArray[np.floating]
 
 # Width and range of the buckets of top_p; 64 nats below the maximum a weight is 1e-28.
 _BUCKETS_PER_NAT = 64.0
 _LAST_BUCKET = 64 * 64
-
-
-class PolicyError(ValueError):
-    """A sampling parameter outside its range; the message names the field."""
 
 
 class LogitsError(ValueError):
@@ -41,12 +45,13 @@ class LogitsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How target rows are processed.
+    """How target rows are processed once their logits are edited.
 
     Fields:
         temperature: finite, >= 0; 0 is greedy.
         top_k: most tokens that survive; 0 switches it off.
         top_p: keep the smallest most-likely set whose mass reaches this, in [0, 1]; 1 switches it off.
+        min_p: keep tokens whose probability is at least this share of the largest one, in [0, 1]; 0 switches it off.
 
     Raises:
         PolicyError: a value out of range.
@@ -55,6 +60,7 @@ class SamplingPolicy:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
@@ -63,23 +69,26 @@ class SamplingPolicy:
             raise PolicyError(f"top_k={self.top_k} must be >= 0 (0 switches it off)")
         if not 0 <= self.top_p <= 1:
             raise PolicyError(f"top_p={self.top_p} must be in [0, 1] (1 switches it off)")
+        if not 0 <= self.min_p <= 1:
+            raise PolicyError(f"min_p={self.min_p} must be in [0, 1] (0 switches it off)")
 
     @property
     def truncates(self) -> bool:
-        """Whether top_k or top_p may remove tokens."""
-        return self.top_k > 0 or self.top_p < 1
+        """Whether min_p, top_k or top_p may remove tokens."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
-def process(logits: Float32s, policy: SamplingPolicy) -> Float64s:
+def process(logits: Float32s, policy: SamplingPolicy, state: EditState | None = None) -> Float64s:
     """Processed FP64 logits[V], shifted so that the maximum is 0; removed tokens are ``-inf``.
 
     Args:
         logits: float32[V] of one position, as the target's head gives them.
+        state: the edits of this position; None without any.
 
     Raises:
         LogitsError: NaN, +inf, or no finite logit.
     """
-    # Processors that edit logits (bias, penalties, banned ids, grammar) belong here, before temperature.
+    logits = _edited(logits, state)
     peak = _checked_peak(logits)
     if policy.temperature == 0:
         return _keep(np.zeros(logits.size), np.flatnonzero(logits == peak)[:1])
@@ -91,18 +100,34 @@ def process(logits: Float32s, policy: SamplingPolicy) -> Float64s:
     return scaled if survivors is None else _keep(scaled, survivors)
 
 
-def target_row(logits: Float32s, policy: SamplingPolicy) -> Int64s:
+def target_row(logits: Float32s, policy: SamplingPolicy, state: EditState | None = None) -> Int64s:
     """Tickets int64[V] of one position: the p of acceptance, residual, bonus and target-only sampling.
 
-    Equal, ticket for ticket, to ``target_tickets(process(logits, policy))``; rows that lose no token skip the
+    Equal, ticket for ticket, to ``target_tickets(process(logits, policy, state))``; rows that lose no token skip the
     intermediate array, because fresh memory costs as much as the exponentials.
     """
-    _checked_peak(logits)
     if policy.temperature == 0:
-        return one_hot_tickets(logits.size, int(logits.argmax()))
+        return one_hot_tickets(logits.size, greedy_token(logits, state))
+    logits = _edited(logits, state)
+    _checked_peak(logits)
     if policy.truncates or logits.min() == -np.inf:
         return target_tickets(process(logits, policy))
     return tickets_from_weights(softmax64(logits, policy.temperature))
+
+
+def greedy_token(logits: Float32s, state: EditState | None = None) -> int:
+    """The lowest-id maximum of the edited logits: the token of temperature 0. Raises LogitsError."""
+    logits = _edited(logits, state)
+    _checked_peak(logits)
+    return int(logits.argmax())
+
+
+def _edited(logits: Float32s, state: EditState | None) -> Float32s:
+    """The row after its edits. It is checked before them too: a ban must not hide a failed forward pass."""
+    if state is None:
+        return logits
+    _checked_peak(logits)
+    return state.edit(logits)
 
 
 def _checked_peak(logits: Float32s) -> np.floating:
@@ -110,20 +135,29 @@ def _checked_peak(logits: Float32s) -> np.floating:
     if peak == -np.inf:
         raise LogitsError("every target logit is -inf: the processors removed all tokens")
     if not np.isfinite(peak):
-        raise LogitsError("target logits hold NaN or +inf: the forward pass failed for this request")
+        raise LogitsError("target logits hold NaN or +inf: the forward pass failed, or a penalty went beyond FP32")
     return peak
 
 
 def _survivors(logits: Float32s, scaled: Float64s, policy: SamplingPolicy) -> Indices | None:
-    """Ids that top_k, then top_p leave; None when neither is on. Temperature keeps the order top_k needs."""
+    """Ids that min_p, then top_k, then top_p leave; None when none is on. Temperature keeps the order top_k needs."""
     survivors: Indices | None = None
+    if policy.min_p > 0:
+        survivors = np.flatnonzero(scaled >= math.log(policy.min_p))
     if 0 < policy.top_k < logits.size:
-        survivors = top_indices(logits, policy.top_k)
+        survivors = _narrowed(survivors, top_indices(_among(survivors, logits), policy.top_k))
     if policy.top_p < 1:
-        if survivors is None:
-            return _nucleus(scaled, policy.top_p)
-        survivors = survivors[_nucleus(scaled[survivors], policy.top_p)]
+        survivors = _narrowed(survivors, _nucleus(_among(survivors, scaled), policy.top_p))
     return survivors
+
+
+def _among(survivors: Indices | None, values: Values) -> Values:
+    return values if survivors is None else values[survivors]
+
+
+def _narrowed(survivors: Indices | None, chosen: Indices) -> Indices:
+    """Ids of the survivors that were chosen by their place among the survivors."""
+    return chosen if survivors is None else survivors[chosen]
 
 
 def _keep(logits: Float64s, survivors: Indices) -> Float64s:
@@ -132,7 +166,7 @@ def _keep(logits: Float64s, survivors: Indices) -> Float64s:
     return kept
 
 
-def _nucleus(logits: Float64s, top_p: float) -> Indices:
+def _nucleus(logits: Values, top_p: float) -> Indices:
     """Indices of the shortest prefix, in (logit descending, id ascending) order, whose mass reaches top_p.
 
     Buckets of equal logit width find where the mass is reached in one pass; only that bucket is sorted. A

@@ -18,6 +18,7 @@ from dspark.errors import UserError
 
 if TYPE_CHECKING:
     from dspark.speculative import ResolvedDrafter
+    from dspark_spark.acceptance_curve import Pair
     from dspark_spark.build import Spark
 
 
@@ -87,7 +88,7 @@ def resolve_drafter(target: str, speculative: str) -> ResolvedDrafter | None:
 
 @contextmanager
 def local_worker(
-    machine: Machine, speculative: str, *, restart: bool, log: Callable[[str], None] = say
+    machine: Machine, speculative: str, *, restart: bool, log: Callable[[str], None] = say, copy: bool = True
 ) -> Iterator[launch.LocalWorker | None]:
     """A worker process for the block's duration; None when speculation is off."""
     check_device(machine.device)
@@ -96,7 +97,8 @@ def local_worker(
         log("speculation is off (num_speculative_tokens 0): no drafter is loaded")
         yield None
         return
-    worker = launch.LocalWorker(_worker_arguments(machine, resolved.directory), restart=restart, log=log)
+    arguments = [*_worker_arguments(machine, resolved.directory), *([] if copy else ["--no-copy"])]
+    worker = launch.LocalWorker(arguments, restart=restart, log=log)
     log("starting the drafter worker in its own process")
     worker.start()
     try:
@@ -119,7 +121,7 @@ def _worker_arguments(machine: Machine, drafter: Path) -> list[str]:
 
 
 def run_worker(
-    machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None
+    machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None, copy: bool
 ) -> None:
     """Serve drafts until SIGTERM."""
     check_device(machine.device)
@@ -137,11 +139,20 @@ def run_worker(
         threads=machine.threads,
         allow_remote=allow_remote,
         parent_pid=parent_pid,
+        copy=copy,
     )
     serve(settings, lambda endpoint: say(f"{launch.READY_PREFIX}{endpoint}"))
 
 
-def build_spark(machine: Machine, speculative: str, worker: str | None, deadline_ms: int) -> Spark:
+def build_spark(
+    machine: Machine,
+    speculative: str,
+    worker: str | None,
+    deadline_ms: int,
+    *,
+    audit_rate: float = 1.0,
+    adaptive_depth: bool = False,
+) -> Spark:
     """Load the target and connect the link (which comes up by itself once the worker answers)."""
     check_device(machine.device)
     from dspark import speculative as speculation
@@ -157,7 +168,13 @@ def build_spark(machine: Machine, speculative: str, worker: str | None, deadline
             dtype=machine.dtype,
             threads=machine.threads,
             draft_deadline_ms=deadline_ms,
-            engine=EngineSettings(slots=machine.slots, max_context=machine.max_context, threads=machine.threads),
+            engine=EngineSettings(
+                slots=machine.slots,
+                max_context=machine.max_context,
+                threads=machine.threads,
+                audit_rate=audit_rate,
+                adaptive_depth=adaptive_depth,
+            ),
         )
     )
 
@@ -197,3 +214,23 @@ def ready_line(host: str, port: int, model: str) -> str:
     question = {"role": "user", "content": "Why is the sky blue?"}
     body = json.dumps({"model": model, "stream": True, "messages": [question]})
     return f"ready: {url}  try: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def load_pair(machine: Machine, speculative: str) -> Pair:
+    """Target and drafter in this process, for measurements that need no link."""
+    from dspark import speculative as config
+    from dspark.models.drafter import DrafterCheckpoint
+    from dspark.models.source import DTYPES, load_embedding, load_target, open_target
+    from dspark_spark.acceptance_curve import Pair
+
+    source = open_target(machine.target)
+    resolved = config.resolve(config.parse(speculative), machine.target, source.config)
+    if resolved is None:
+        raise UserError("--speculative-config: num_speculative_tokens is 0: there is no drafter to measure")
+    checkpoint = DrafterCheckpoint(resolved.directory)
+    return Pair(
+        load_target(source, device=machine.device, dtype=DTYPES[machine.dtype]),
+        source.tokenizer(),
+        checkpoint.network(load_embedding(source), device=machine.device, dtype=DTYPES[machine.dtype]),
+        checkpoint.draft_ids,
+    )

@@ -10,10 +10,13 @@ Invariants:
 - A round commits ``tokens[:accepted]`` and one more token: a correction (residual) or the bonus (target row).
 - Acceptance, correction and bonus draws come from different domains, each asked at most once per position.
 - A request uses one lane for a whole round; the lane is chosen before anything is drawn.
+- In the ``match`` lane each token is the target's own sample: drafts decide how many tokens a round brings, never
+  which ones.
 
 Called by the verifier's engine. It never decides a depth, never looks at confidences, never changes a row.
 
-Sources: Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318.
+Sources: Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318. ``match`` is the same rule for one-entry
+rows (accept x with p(x), else p without x), written as "sample p, compare".
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ from dspark.dyadic import Int64s, Row, RowError, RowFault
 from dspark.philox import Domain, Keys
 from dspark.tickets import STANDARD, Grid, accepts, pick, residual
 
-__all__ = ["Draws", "Keys", "Kind", "Verdict", "sample_target_only", "verify_greedy", "verify_ratio"]
+__all__ = [
+    "Draws",
+    "Keys",
+    "Kind",
+    "Verdict",
+    "sample_target_only",
+    "verify_greedy",
+    "verify_match",
+    "verify_ratio",
+]
 
 
 class Draws(Protocol):
@@ -108,6 +120,45 @@ def verify_greedy(target_argmax: Sequence[int], tokens: Sequence[int]) -> Verdic
     return Verdict(len(tokens), int(target_argmax[-1]), Kind.BONUS)
 
 
-def sample_target_only(tickets: Int64s, position: int, keys: Draws) -> int:
-    """The token at ``position`` when nothing was drafted or the whole proposal was discarded."""
-    return pick(tickets, keys.draw64(Domain.TARGET_ONLY, position))
+def verify_match(
+    tickets_at: Callable[[int], Int64s],
+    tokens: Sequence[int],
+    anchor_position: int,
+    noise: Draws,
+    grid: Grid = STANDARD,
+) -> Verdict:
+    """The ``match`` lane: sample the target at every position, accept while the draft is that very sample.
+
+    Every committed token is ``F(p(. | committed prefix), U_position)`` with one fixed F (``sample_target_only``). So
+    the text of a request is a function of its seed and of the bits of p: with ``Keys.for_position_noise`` it is the
+    same with speculation on or off, at every depth, under any rule that cuts drafts (even one that reads them),
+    after time-outs, and with any worker, honest or not. It needs two things of the engine: rows of p whose bits do
+    not depend on how many positions share the forward pass (else a sample may move where two cumulative sums straddle
+    U), and processors that are functions of the committed prefix.
+
+    Position-only numbers are safe here and only here. A position's number is asked once in a request, because sampling
+    stops at the first difference and every sample taken is committed; nothing is drawn again under a condition. In
+    the ``ratio`` lane a rejected round leaves drafts behind that were never committed; their positions are drafted
+    again, and with the same numbers anything that had looked at the old drafts would know the new ones.
+
+    Args:
+        tickets_at: gives target row i, int64[V]; asked in order and only as far as needed.
+        tokens: drafted global ids; none means a plain sample of the target. No rows are needed.
+        anchor_position: absolute position of the last committed token.
+        noise: the request's numbers, the same object that ``sample_target_only`` gets in steps without drafts.
+    """
+    for index, token in enumerate(tokens):
+        sampled = sample_target_only(tickets_at(index), anchor_position + 1 + index, noise, grid)
+        if sampled != token:
+            return Verdict(index, sampled, Kind.CORRECTION)
+    depth = len(tokens)
+    sampled = sample_target_only(tickets_at(depth), anchor_position + 1 + depth, noise, grid)
+    return Verdict(depth, sampled, Kind.BONUS)
+
+
+def sample_target_only(tickets: Int64s, position: int, keys: Draws, grid: Grid = STANDARD) -> int:
+    """The token at ``position`` when nothing was drafted or the whole proposal was discarded.
+
+    ``keys`` are those of the round, or the position noise of a request in the ``match`` lane.
+    """
+    return pick(tickets, keys.draw64(Domain.TARGET_ONLY, position), grid)

@@ -16,7 +16,10 @@ from dspark import __version__, cli, doctor, placement
 from dspark.doctor import Report
 from tests.conftest import TinyPair
 
-COMMANDS = [["serve"], ["spark"], ["worker"], ["chat"], ["train"], ["doctor"], ["bench"], ["bench", "spec"]]
+COMMANDS = [
+    ["serve"], ["spark"], ["worker"], ["chat"], ["train"], ["doctor"], ["prove"],
+    ["bench"], ["bench", "spec"], ["bench", "rows"], ["bench", "acceptance"],
+]  # fmt: skip
 
 # Runs main() for several command lines in one process (each start costs a second), and reports on each.
 SCRIPT = """

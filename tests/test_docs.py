@@ -148,6 +148,21 @@ def run_bench(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -
     assert "tokens per step" in result.stdout
 
 
+def run_bench_rows(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    result = subprocess.run(
+        replaced(line, rounds=2), capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+    )
+    assert "dense validate" in result.stdout
+
+
+def run_bench_acceptance(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    command = replaced(
+        line, target=pair.target, speculative_config=pair.speculative(), prompts=1, max_tokens=12, threads=1
+    )
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    assert "accepted per position" in result.stdout
+
+
 RUNNERS: dict[str, Callable[[str, TinyPair, RunningEndpoint, Path], None]] = {
     "make serve": run_make,
     "make test": run_make,
@@ -158,6 +173,8 @@ RUNNERS: dict[str, Callable[[str, TinyPair, RunningEndpoint, Path], None]] = {
     "dspark spark": run_spark,
     "dspark train": run_train,
     "dspark bench spec": run_bench,
+    "dspark bench rows": run_bench_rows,
+    "dspark bench acceptance": run_bench_acceptance,
 }
 
 

@@ -19,7 +19,7 @@ UPWARD = {
     "workers": {"dspark_spark"},
     "spark": {"dspark_workers"},
 }
-COMPOSITION_ROOT = {"cli.py", "roles.py", "chat.py", "doctor.py", "launch.py"}
+COMPOSITION_ROOT = {"cli.py", "roles.py", "chat.py", "doctor.py", "launch.py", "served_pair.py"}
 
 
 def name(path: Path) -> str:

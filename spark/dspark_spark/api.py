@@ -7,9 +7,11 @@ replaced: tests drive the endpoint with a scripted engine, and the benchmark dri
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from dspark.grammar import Grammar
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -24,6 +26,9 @@ class SamplingParams:
     temperature: 0 is greedy. top_p in (0, 1]; top_k 0 means off. seed: signed 64-bit, None draws one.
     max_tokens: upper bound on new tokens (>= 1), already clamped to the context that is left.
     stop: non-empty strings; the text is cut before the earliest match. stop_token_ids end the text like EOS does.
+    min_p in [0, 1], 0 means off. logit_bias: id -> what is added. presence_penalty, frequency_penalty: 0 is off;
+    repetition_penalty > 0: 1 is off. min_tokens: no id that ends the text before so many. bad_words: token sequences
+    that are not completed. allowed_token_ids: None allows all. grammar: where the text starts in it, None is off.
     """
 
     temperature: float = 1.0
@@ -34,16 +39,29 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One choice to generate. `prompt_ids` are target token ids, not empty, shorter than the context."""
+    """One choice to generate. `prompt_ids` are target token ids, not empty, shorter than the context.
+
+    lane: the acceptance rule: "auto", "ratio", "match" or "greedy" (temperature 0 only); see `lanes`.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     speculate: bool = True
+    lane: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _link(
         epoch=secrets.randbits(64),
         max_slots=settings.engine.slots,
         max_depth=drafter.depth,
-        max_support=drafter.draft_support,
+        max_support=drafter.max_support,
         max_in_flight=max(IN_FLIGHT_MIN, settings.engine.slots),
         step_deadline_ms=settings.draft_deadline_ms,
     )

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from dspark.philox import Keys
 from dspark_proto import (
     Accepted,
     Cause,
@@ -72,6 +74,7 @@ class DraftLink:
         self._leases: dict[int, DraftLease] = {}
         self._ready: dict[int, ProposalReady] = {}
         self._waiting: set[int] = set()
+        self._resets: dict[int, int] = {}
         self._next_hello_ns = 0
         self._hellos_unanswered = 0
         self._was_up = False
@@ -155,8 +158,9 @@ class DraftLink:
         end = self._connection.context_end(lease.slot)
         while lease.known - end > keep:
             rows = lease.taps[end : lease.known]
+            ids = array("i", lease.tokens[end : lease.known])
             try:
-                sent = self._connection.context(lease.slot, end, len(rows), _raw(rows))
+                sent = self._connection.context(lease.slot, end, len(rows), _raw(rows), memoryview(ids).cast("B"))
             except LocalProtocolError as error:
                 return self._refused(error)
             # One frame a message: a message has a bounded number of parts.
@@ -228,6 +232,7 @@ class DraftLink:
     def _item(self, request: DraftRequest) -> StepItem:
         lease = request.lease
         end = self._connection.context_end(lease.slot)
+        self._resets[lease.slot] = self._connection.reset_count(lease.slot)
         accepted = request.accepted_count if lease.replied else None
         lease.replied = False
         return StepItem(
@@ -247,6 +252,10 @@ class DraftLink:
             taps=_raw(lease.taps[end : lease.known]),
         )
 
+    def proposal_keys(self, request: DraftRequest) -> Keys:
+        """The key under which the worker draws what this STEP asked for; OPEN and RESET told it all but the round."""
+        return Keys(request.lease.seed, generation=self._resets[request.lease.slot], round=request.round)
+
     def await_proposals(self) -> dict[int, ProposalReady]:
         """Proposals by slot, once every awaited slot has answered or the deadline is over. Bounded by the deadline."""
         until = time.monotonic_ns() + self._deadline_ms * 1_000_000
@@ -264,17 +273,18 @@ class DraftLink:
         timer = self._connection.next_deadline_ns()
         return max(0, math.ceil((min(until, timer or until) - now) / 1e6))
 
-    def invalid(self, reason: str) -> None:
-        """A worker sent rows that pass every checksum and are no distribution: quarantine this worker process.
+    def invalid(self, reason: str, cause: str = "invalid_row") -> None:
+        """A worker sent what passes every checksum and is wrong: quarantine this worker process.
 
+        cause: "invalid_row" for rows that are no distribution, "audit_failed" for a token that is not its row's draw.
         Routine fallback would make a discard depend on drafted values, so this ends the link until another process
         (another epoch) answers.
         """
         negotiated = self._connection.negotiated
         assert negotiated is not None
         self._quarantined_epoch = negotiated.peer_epoch
-        self.last_error = f"the worker is quarantined: it sent an invalid row ({reason}); restart it"
-        self.discards["invalid_row"] += 1
+        self.last_error = f"the worker is quarantined: {cause.replace('_', ' ')} ({reason}); restart it"
+        self.discards[cause] += 1
         self._down("quarantined")
 
     # -- frames and events -------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ samples from the target. Depths are chosen before anything is drawn and from not
 
 Invariants: a token is committed only by `_commit`; a proposal is either verified whole or not looked at; every draw is
 keyed by (request seed, round, absolute position, domain), and a request's round advances at every step that it takes
-part in. A failure inside one request (a NaN row, say) ends that request alone.
+part in; requests of the match lane are keyed by position alone instead, so that no round can change their text. A
+failure inside one request (a NaN row, say) ends that request alone.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,34 +22,39 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dspark.audit import AuditPlan
 from dspark.dyadic import RowError
 from dspark.models.target import ForwardResult, TargetModel
 from dspark.models.tokenizer import ChatTokenizer
-from dspark.processors import LogitsError, SamplingPolicy
+from dspark.processors import LogitsError
 from dspark.speculative import ResolvedDrafter
 from dspark.tickets import ResidualIdentityError
 from dspark_proto import Lane, ProposalReady, prefix_digest
 from dspark_spark.acceptance import judge, sample
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest
 from dspark_spark.batch import Batch, schedule, width
+from dspark_spark.depth import DepthPlanner, forward_timer
 from dspark_spark.draft_link import DraftLink
+from dspark_spark.lanes import choose_lane
 from dspark_spark.leases import DraftLease, DraftRequest
 from dspark_spark.metrics import Metrics
-from dspark_spark.proposals import Proposal, read_proposal
+from dspark_spark.proposals import Proposal, audit_proposal, read_proposal
 from dspark_spark.request_queue import Entry, RequestQueue, Sink
-from dspark_spark.sequence import Sequence, request_seed
+from dspark_spark.sequence import Sequence, first_edits, request_seed, sampling_policy
 from dspark_spark.stopwatch import Stopwatch
 from dspark_spark.tally import LinkReporter, Tally
 from dspark_spark.text import TextStream
 
 IDLE_WAIT_S = 0.05
+DRAFTING_STAGES = ("send", "drafter", "link", "validate")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Sizes of the engine. Lengths in tokens; `queue_limit` bounds requests that wait for a slot.
 
-    threads: OpenMP threads of the loop's own thread; None leaves torch's default.
+    threads: OpenMP threads of the loop's own thread; None leaves torch's default. audit_rate: share of the drafted
+    tokens whose draw is repeated, 0 to 1. adaptive_depth: choose depths by past acceptance and measured times.
     """
 
     slots: int = 8
@@ -55,6 +62,8 @@ class EngineSettings:
     prefill_chunk: int = 256
     queue_limit: int = 128
     threads: int | None = None
+    audit_rate: float = 1.0
+    adaptive_depth: bool = False
 
 
 class Engine:
@@ -90,6 +99,10 @@ class Engine:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._reporter = LinkReporter(metrics)
+        self._audits = AuditPlan(settings.audit_rate, secrets.randbits(64))
+        self._planner: DepthPlanner | None = None
+        if settings.adaptive_depth and depth:
+            self._planner = DepthPlanner(depth, settings.slots * (depth + 1), forward_timer(model))
 
     # -- from any thread ---------------------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Engine:
         self._keep_taps(batch, result)
         self._commit_all(batch, result, tally)
         self.stopwatch.lap("sample")
-        self._record(tally)
+        self._record(tally, batch)
         return True
 
     def _receive(self) -> None:
@@ -211,11 +224,13 @@ class Engine:
         sequence = Sequence(
             request=request,
             slot=slot,
-            policy=SamplingPolicy(p.temperature, p.top_k, p.top_p),
+            policy=sampling_policy(p),
             text=TextStream(self._tokenizer, budget, self._tokenizer.eos_ids),
             seed=request_seed(p.seed),
             tokens=list(prompt),
             context_limit=limit,
+            lane=choose_lane(request.lane, p.temperature),
+            edits=first_edits(request, self._tokenizer.eos_ids, self._model.config.vocab_size),
         )
         sequence.keys()  # a seed outside its range is refused here, not in the middle of a batch
         return sequence
@@ -225,24 +240,28 @@ class Engine:
         assert drafter is not None
         assert store is not None
         self._session += 1
-        greedy = sequence.greedy
-        wanted = drafter.draft_temperature
-        temperature = 0.0 if greedy else sequence.policy.temperature if wanted is None else wanted
+        lane, wanted = sequence.lane, drafter.draft_temperature
+        temperature = sequence.policy.temperature if wanted is None else wanted
+        if lane is Lane.GREEDY:
+            temperature = 0.0
         return DraftLease(
             slot=sequence.slot,
             session=self._session,
             seed=sequence.seed,
-            lane=Lane.GREEDY if greedy else Lane.RATIO,
-            support=drafter.draft_support if temperature > 0 else 1,
+            lane=lane,
+            # Ids are all that the match and greedy lanes use: their rows have one entry.
+            support=drafter.support(temperature) if lane is Lane.RATIO else 1,
             temperature=temperature,
             taps=store[sequence.slot],
+            tokens=sequence.tokens,
         )
 
     def _draft(self, batch: Batch, tally: Tally) -> dict[int, Proposal]:
         """Ask the worker for proposals of every decoding request that can use one; wait at most the deadline."""
         requests: list[DraftRequest] = []
+        planned = self._plan(batch)
         for sequence, _ in batch.decoding:
-            depth, reason = self._depth(sequence, len(requests))
+            depth, reason = self._depth(sequence, len(requests), planned.get(sequence.slot))
             if depth:
                 tally.asked(depth)
                 requests.append(self._draft_request(sequence, depth))
@@ -259,15 +278,30 @@ class Engine:
         tally.target_only["discarded"] += len(requests) - len(proposals)
         return proposals
 
-    def _depth(self, sequence: Sequence, asked: int) -> tuple[int, str]:
-        """How deep to draft, or 0 and why not. Looks at budgets and at the link, never at tokens or confidences."""
+    def _plan(self, batch: Batch) -> dict[int, int]:
+        """Depths by slot when they are adaptive, else none: fixed before any draw, from earlier rounds only."""
+        if self._planner is None:
+            return {}
+        limits = {s.slot: (s.lane, self._depth_limit(s)) for s, _ in batch.decoding}
+        return self._planner.plan(limits, batch.decode_rows() + sum(chunk for _, chunk in batch.prefilling))
+
+    def _depth_limit(self, sequence: Sequence) -> int:
+        """Drafts that drafter, worker and the request's budgets allow."""
+        if sequence.lease is None or self.link is None or self.drafter is None:
+            return 0
+        return max(0, min(self.drafter.depth, self.link.max_depth, sequence.depth_limit()))
+
+    def _depth(self, sequence: Sequence, asked: int, planned: int | None) -> tuple[int, str]:
+        """How deep to draft, or 0 and why not. Looks at budgets, plan and link, never at tokens or confidences."""
         if sequence.lease is None or self.link is None or self.drafter is None:
             return 0, "speculation_off"
         if not self.link.up:
             return 0, "worker_down"
-        depth = min(self.drafter.depth, self.link.max_depth, sequence.depth_limit())
-        if depth <= 0:
+        depth = self._depth_limit(sequence)
+        if depth == 0:
             return 0, "budget"
+        if planned is not None and (depth := min(depth, planned)) == 0:
+            return 0, "adaptive_depth"
         if not self.link.can_draft(sequence.lease):
             return 0, "no_lease"
         return (depth, "") if asked < self.link.max_in_flight else (0, "in_flight_limit")
@@ -290,15 +324,29 @@ class Engine:
         """Validate whole replies; an invalid one is discarded and counted, never repaired."""
         assert self.link is not None
         proposals = {}
-        for slot in [r.lease.slot for r in requests if r.lease.slot in ready]:
+        for request in [r for r in requests if r.lease.slot in ready]:
+            slot = request.lease.slot
             try:
-                proposals[slot] = read_proposal(ready[slot], self._model.config.vocab_size)
+                proposal = read_proposal(ready[slot], self._model.config.vocab_size)
             except RowError as error:
                 self.link.invalid(str(error))
+            else:
+                if self._is_sound(request, proposal):
+                    proposals[slot] = proposal
             finally:
                 ready[slot].lease.release()
         self.stopwatch.lap("validate")
         return proposals
+
+    def _is_sound(self, request: DraftRequest, proposal: Proposal) -> bool:
+        """Whether the audited tokens are the draws of their rows; if one is not, the worker is quarantined."""
+        assert self.link is not None
+        keys = self.link.proposal_keys(request)
+        report = audit_proposal(proposal, request.anchor_position, keys, self._audits)
+        self.metrics.record_audits(report.passed, int(report.failure is not None))
+        if report.failure is not None:
+            self.link.invalid(str(report.failure), "audit_failed")
+        return report.failure is None
 
     def _verify(self, batch: Batch) -> ForwardResult:
         """One forward pass over anchors, drafts and prefill chunks; logits where somebody samples."""
@@ -370,6 +418,8 @@ class Engine:
             accepted, token = judge(sequence, logits, proposal)
             sequence.counters.judged(len(drafted), accepted)
             tally.judged(len(drafted), accepted)
+            if self._planner is not None:
+                self._planner.judged(sequence.slot, sequence.lane, len(drafted), accepted)
         before = len(sequence.tokens)
         delta = sequence.commit(drafted, accepted, token)
         if sequence.lease is not None and taps is not None and delta.finish_reason is None:
@@ -393,6 +443,8 @@ class Engine:
         sequence, sink = self._running.pop(request_id)
         if sequence.lease is not None and self.link is not None:
             self.link.release(sequence.lease)
+        if self._planner is not None:
+            self._planner.forget(sequence.slot)
         self._free.append(sequence.slot)
         self._deliver(sink, replace(delta, stats=sequence.stats()))
 
@@ -403,11 +455,15 @@ class Engine:
 
     # -- metrics -----------------------------------------------------------------------------------------------
 
-    def _record(self, tally: Tally) -> None:
+    def _record(self, tally: Tally, batch: Batch) -> None:
         if self.link is not None:
             tally.discards += self.link.discards
             self.link.discards.clear()
-        self.metrics.record_round(tally.record(self.stopwatch.end()))
+        laps = self.stopwatch.end()
+        self.metrics.record_round(tally.record(laps))
+        if self._planner is not None and not batch.prefilling:
+            drafting = sum(laps.get(stage, 0.0) for stage in DRAFTING_STAGES) if tally.drafts else None
+            self._planner.timed(batch.decode_rows(), laps["verify"] + laps["sample"], drafting)
 
     def _publish_state(self) -> None:
         self.metrics.set_load(len(self._running), len(self._waiting) + len(self._inbox))

@@ -5,6 +5,7 @@ Values only; `draft_link` decides when their state changes. Called by `engine`, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,9 +21,10 @@ class DraftLease:
     """One request's share of the worker.
 
     seed: signed 64-bit. taps: bf16 [positions, taps * d] of every committed position below `known`, kept by the engine
-    for re-seeding. The rest belongs to the link: `open` while the worker holds the slot; `lost` when its generation
-    died and a reset is due at `retry_ns`; no STEP before `ready_ns`; `losses` in a row; `replied` when the outcome of
-    the last round may be committed with the next STEP.
+    for re-seeding; tokens: the request's own list of committed tokens, at least as long. The rest belongs to the link:
+    `open` while the worker holds the slot; `lost` when its generation died and a reset is due at `retry_ns`; no STEP
+    before `ready_ns`; `losses` in a row; `replied` when the outcome of the last round may be committed with the next
+    STEP.
     """
 
     slot: int
@@ -32,6 +34,7 @@ class DraftLease:
     support: int
     temperature: float
     taps: Tensor
+    tokens: Sequence[int]
     known: int = 0
     digest: bytes = EMPTY_DIGEST
     open: bool = False

@@ -87,6 +87,11 @@ class Metrics:
         """Whether the drafter worker answers; False from the start until this is called."""
         self._worker_up.set(int(is_up))
 
+    def record_audits(self, passed: int, failed: int) -> None:
+        """Drafted tokens whose draw was repeated from their row and key."""
+        self._audits_passed.inc(passed)
+        self._audits_failed.inc(failed)
+
     def record_worker_reconnect(self) -> None:
         """The link to the worker was lost and is back."""
         self._worker_reconnects.inc()
@@ -159,6 +164,8 @@ class Metrics:
         self._residual_identity_failures = self._counter(
             "residual_identity_failures", "Corrections whose residual identity did not hold"
         )
+        audits = self._counter("draft_audits", "Drafted tokens whose draw was repeated, by result", "result")
+        self._audits_passed, self._audits_failed = audits.labels("passed"), audits.labels("failed")
         self._round_stage = self._histogram(
             "round_stage_seconds", "Stages of a round", _STAGE_SECONDS, "stage"
         )

@@ -1,4 +1,7 @@
-"""From a completed reply in staging to rows that the sampler may use: validate everything, then copy out."""
+"""From a completed reply in staging to rows that the sampler may use: validate everything, copy out, audit the draws.
+
+Called by `engine`, which quarantines the worker when one of the two fails.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspark.audit import AuditPlan, AuditReport, audit_rows
 from dspark.dyadic import Row, validate_reply
+from dspark.philox import Keys
 from dspark_proto import ProposalReady
 
 
@@ -31,3 +36,8 @@ def read_proposal(event: ProposalReady, vocab: int) -> Proposal:
         event.support,
     )
     return Proposal(list(event.tokens), rows)
+
+
+def audit_proposal(proposal: Proposal, anchor_position: int, keys: Keys, plan: AuditPlan) -> AuditReport:
+    """Repeat the draws that the plan wants, before anything of the proposal is judged. keys: the worker's."""
+    return audit_rows(proposal.rows, proposal.tokens, anchor_position, keys, plan)

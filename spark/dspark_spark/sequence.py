@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dspark.logit_edits import EditState, LogitEdits, first_state
 from dspark.philox import Keys
 from dspark.processors import SamplingPolicy
-from dspark_spark.api import Delta, GenerateRequest, SpeculationStats
+from dspark_proto import Lane
+from dspark_spark.api import Delta, GenerateRequest, SamplingParams, SpeculationStats
 from dspark_spark.leases import DraftLease
 from dspark_spark.text import TextStream
 
@@ -35,7 +38,9 @@ class Sequence:
 
     tokens: prompt and committed tokens; the last one is the anchor once decoding. computed: positions whose KV rows are
     valid; while decoding it is len(tokens) - 1, because the anchor's row is computed together with the drafts.
-    round counts engine steps of this request and keys its random numbers: no two steps share a key.
+    round counts engine steps of this request, from 1, and keys its random numbers: no two steps share a key.
+    lane: the acceptance rule to the request's end. In the match lane its numbers are keyed by position alone.
+    edits: what its rows are edited with, behind some of the committed tokens; `edit_state` brings it up to all of them.
     """
 
     request: GenerateRequest
@@ -45,6 +50,8 @@ class Sequence:
     seed: int
     tokens: list[int]
     context_limit: int
+    edits: EditState | None = None
+    lane: Lane = Lane.RATIO
     computed: int = 0
     round: int = 0
     lease: DraftLease | None = None
@@ -69,7 +76,21 @@ class Sequence:
 
     def keys(self) -> Keys:
         """The random number keys of this round. Spark's domains need no generation: rounds never repeat."""
+        if self.lane is Lane.MATCH:
+            return Keys.for_position_noise(self.seed)
         return Keys(seed=self.seed, generation=0, round=self.round)
+
+    def edit_state(self) -> EditState | None:
+        """The edits of the row behind the last committed token; None when this request asks for none.
+
+        Made from `tokens`, which hold committed tokens only: no draft that was judged can be left in it.
+        """
+        state = self.edits
+        if state is not None:
+            for token in self.tokens[self.prompt_length + state.generated :]:
+                state = state.after(token)
+            self.edits = state
+        return state
 
     def depth_limit(self) -> int:
         """Drafts that could still be committed together with the token that always comes."""
@@ -94,6 +115,28 @@ class Sequence:
             finish_reason=finish,
             stop_reason=pushed.stop_reason,
         )
+
+
+def sampling_policy(params: SamplingParams) -> SamplingPolicy:
+    """How this request's edited rows are processed. Raises PolicyError."""
+    return SamplingPolicy(params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def first_edits(request: GenerateRequest, eos_ids: Iterable[int], vocab: int) -> EditState | None:
+    """The edits of this request's first row, None when it asks for none. Raises PolicyError."""
+    p = request.params
+    edits = LogitEdits(
+        logit_bias=p.logit_bias,
+        presence_penalty=p.presence_penalty,
+        frequency_penalty=p.frequency_penalty,
+        repetition_penalty=p.repetition_penalty,
+        min_tokens=p.min_tokens,
+        ending_ids=(*(() if p.ignore_eos else eos_ids), *p.stop_token_ids),
+        bad_words=p.bad_words,
+        allowed_token_ids=p.allowed_token_ids,
+        grammar=p.grammar,
+    )
+    return first_state(edits, request.prompt_ids, vocab)
 
 
 def request_seed(seed: int | None) -> int:

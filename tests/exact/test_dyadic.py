@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark import oracle
+from dspark import native, oracle
+from dspark.apportionment import allocate_rows, softmax64_rows, top_indices_rows
 from dspark.dyadic import (
     MASS,
+    Float32s,
     Float64s,
     Row,
     RowError,
@@ -21,8 +24,19 @@ from dspark.dyadic import (
     greedy_row,
     softmax64,
     sparse_row,
+    sparse_rows,
     top_indices,
 )
+
+
+@pytest.fixture(scope="module", params=["numpy", "native"], autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Everything here holds for the numpy code and for the C kernels."""
+    chosen = native.Choice(None, "a test") if request.param == "numpy" else native.choice()
+    if request.param == "native" and chosen.library is None:
+        pytest.skip(chosen.reason)
+    with native.using(chosen):
+        yield request.param
 
 
 def exactly(weights: Float64s) -> list[Fraction]:
@@ -186,6 +200,96 @@ def test_bad_logits_and_policies_are_refused(
     assert refusal.value.code == code
 
 
+def same_rows(some: list[Row], others: list[Row]) -> bool:
+    return [(row.ids.tolist(), row.counts.tolist()) for row in some] == [
+        (row.ids.tolist(), row.counts.tolist()) for row in others
+    ]
+
+
+def batch_of(rows: int, vocab: int, seed: int) -> Float32s:
+    """Logits of several shapes: normal, peaked, flat, with ties, and with masked tokens."""
+    rng = np.random.default_rng(seed)
+    batch = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    batch[1 % rows] *= 8
+    batch[2 % rows] = 0
+    batch[3 % rows] = rng.integers(-2, 3, vocab)
+    batch[4 % rows, rng.random(vocab) < 0.5] = -np.inf
+    return batch
+
+
+@pytest.mark.parametrize("vocab", [300, 4_099, 49_152, 129_280])
+@pytest.mark.parametrize("support", [1, 16, 32, 64, 256])
+def test_many_rows_are_the_rows_one_by_one(vocab: int, support: int) -> None:
+    batch = batch_of(6, vocab, seed=vocab + support)
+    ids = (np.arange(vocab) * 2 + 1).astype(np.int32)
+    temperatures = [1.0, 0.7, 1.0, 2.5, 0.3, 1.0]
+    for mapping in (None, ids):
+        alone = [sparse_row(row, mapping, t, support) for row, t in zip(batch, temperatures, strict=True)]
+        assert same_rows(sparse_rows(batch, mapping, temperatures, support), alone)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 32, 64, 127, 129, 256, 1000])
+def test_softmax_of_many_rows_is_bit_for_bit_that_of_each(length: int) -> None:
+    """Summation order decides the last bit, and with it, now and then, a ticket."""
+    logits = (np.random.default_rng(length).standard_normal((33, length)) * 4).astype(np.float32)
+    temperatures = np.linspace(0.1, 3, 33)
+    together = softmax64_rows(logits, temperatures)
+    alone = np.stack([softmax64(row, t) for row, t in zip(logits, temperatures.tolist(), strict=True)])
+    assert together.tobytes() == alone.tobytes()
+
+
+def test_rows_with_few_finite_logits_and_greedy_rows_take_part_in_a_batch() -> None:
+    batch = np.full((4, 100), -np.inf, dtype=np.float32)
+    batch[0, [5, 80]] = 1.0
+    batch[1, :] = np.arange(100) % 7
+    batch[2, 99] = -3.0
+    batch[3, :] = np.arange(100)
+    rows = sparse_rows(batch, None, [1.0, 0.0, 1.0, 1.0], 3)
+    assert same_rows(rows[:1], [Row(np.array([5, 80], np.int32), np.array([MASS // 2, MASS // 2]))])
+    assert same_rows(rows[1:3], [greedy_row(6), greedy_row(99)])
+    assert rows[3].ids.tolist() == [97, 98, 99]
+    assert sparse_rows(batch[:0], None, [], 3) == []
+
+
+def test_a_batch_refuses_what_a_row_refuses() -> None:
+    good = np.zeros((2, 5), dtype=np.float32)
+    nan, masked = good.copy(), good.copy()
+    nan[1, 3] = np.nan
+    masked[1] = -np.inf
+    cases: list[tuple[Float32s, list[float], int, RowFault]] = [
+        (nan, [1.0, 1.0], 2, RowFault.NOT_FINITE),
+        (masked, [1.0, 1.0], 2, RowFault.ZERO_MASS),
+        (good, [1.0, -1.0], 2, RowFault.TEMPERATURE),
+        (good, [1.0, np.inf], 2, RowFault.TEMPERATURE),
+        (good, [1.0, 1.0], 0, RowFault.SUPPORT),
+        (good, [1.0], 2, RowFault.SHAPE),
+        (good[0], [1.0] * 5, 2, RowFault.SHAPE),
+    ]
+    for logits, temperatures, support, code in cases:
+        with pytest.raises(RowError) as refusal:
+            sparse_rows(logits, None, temperatures, support)
+        assert refusal.value.code == code
+
+
+def test_allocation_of_many_rows_refuses_for_the_first_bad_one() -> None:
+    weights = np.full((3, 4), 0.25)
+    weights[1] = [0.5, 0.5, 0.5, -0.5]
+    weights[2] = np.nan
+    with pytest.raises(RowError, match="negative: draft weight at index 3"):
+        allocate_rows(weights)
+    with pytest.raises(RowError) as refusal:
+        allocate_rows(weights[[0, 2, 1]])
+    assert refusal.value.code == RowFault.NOT_FINITE
+
+
+def test_supports_of_many_rows_say_how_many_places_are_set() -> None:
+    values = np.array([[1, 1, 1, 1], [-np.inf, 2, -np.inf, -np.inf]], dtype=np.float32)
+    places, found = top_indices_rows(values, 2)
+    assert found.tolist() == [2, 1]
+    assert places[0].tolist() == [0, 1]
+    assert places[1, :1].tolist() == [1]
+
+
 def test_draw_law_over_all_uniforms() -> None:
     """All 2**24 uniforms, searched as ``draw`` searches: each token is hit exactly count times."""
     row = sparse_row(np.random.default_rng(1).standard_normal(64).astype(np.float32), None, 1.0, 32)
@@ -204,6 +308,18 @@ def test_draw_equals_the_oracle_at_every_step_of_the_cdf() -> None:
     for uniform in {edge + step for edge in edges for step in (-1, 0, 1)}:
         if 0 <= uniform < MASS:
             assert draw(row, uniform) == oracle.draw(counts, uniform)
+
+
+@pytest.mark.parametrize("entries", [511, 512, 513, 5000])
+def test_long_rows_are_drawn_from_by_the_same_rule(entries: int) -> None:
+    counts = allocate(softmax64(np.random.default_rng(entries).standard_normal(entries) * 3)) + 1
+    counts[counts.argmax()] -= entries
+    row = Row(np.arange(0, 3 * entries, 3, dtype=np.int32), counts)
+    cumulative = counts.cumsum()
+    assert cumulative[-1] == MASS
+    for place in {0, 1, 255, 256, 257, 510, entries // 2, entries - 1}:
+        assert draw(row, int(cumulative[place]) - 1) == 3 * place
+        assert draw(row, int(cumulative[place] - counts[place])) == 3 * place
 
 
 @pytest.mark.parametrize("uniform", [-1, MASS])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
+from dspark import native
 from dspark.dyadic import (
     MASS,
     Float32s,
@@ -21,6 +23,16 @@ from dspark.dyadic import (
 )
 
 VOCAB, DEPTH, SUPPORT = 100, 3, 8
+
+
+@pytest.fixture(scope="module", params=["numpy", "native"], autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Everything here holds for the numpy code and for the C kernels."""
+    chosen = native.Choice(None, "a test") if request.param == "numpy" else native.choice()
+    if request.param == "native" and chosen.library is None:
+        pytest.skip(chosen.reason)
+    with native.using(chosen):
+        yield request.param
 
 
 @dataclass
@@ -190,6 +202,39 @@ def test_the_refusal_names_row_and_entry() -> None:
     reply.q[2, 1] = np.nan
     with pytest.raises(RowError, match=r"not_finite: q\[2, 1\]"):
         reply.validate()
+
+
+def test_a_thread_that_flushes_subnormals_to_zero_refuses_them_all_the_same() -> None:
+    """torch can switch that on for a thread; compared as floats, a subnormal would then pass for a zero."""
+    torch.set_flush_denormal(True)
+    try:
+        for place in ((0, 0), (0, 7)):
+            reply = good_reply()
+            reply.q[place] = _bits(1)
+            with pytest.raises(RowError) as refusal:
+                reply.validate()
+            assert refusal.value.code == RowFault.SUBNORMAL
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("field", ["tokens", "entries", "ids", "q"])
+def test_memory_that_is_strided_or_unaligned_is_read_the_same(field: str) -> None:
+    reply = good_reply()
+    before = reply.validate()
+    array = getattr(reply, field)
+    strided = np.repeat(array, 2, axis=-1)[..., ::2]
+    unaligned = np.frombuffer(b"x" + array.tobytes(), dtype=array.dtype, offset=1).reshape(array.shape)
+    assert not strided.flags.c_contiguous
+    assert not unaligned.flags.aligned
+    for other in (strided, unaligned):
+        setattr(reply, field, other)
+        assert reply.validate() == before
+
+
+def test_a_reply_of_depth_zero_has_no_rows() -> None:
+    empty, flat = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
+    assert validate_reply(flat, flat, empty.astype(np.int32), empty, VOCAB, 0, 4) == []
 
 
 def test_packing_refuses_what_does_not_fit() -> None:

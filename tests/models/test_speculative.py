@@ -25,7 +25,7 @@ def test_what_vllm_users_write() -> None:
     config = parse('{"method": "dspark", "model": "/some/where", "num_speculative_tokens": 5}')
     assert config == SpeculativeConfig(method="dspark", model="/some/where", num_speculative_tokens=5)
     assert config.enabled
-    assert (config.draft_temperature, config.draft_support) == (None, 32)
+    assert (config.draft_temperature, config.draft_support) == (None, None)
 
 
 def test_all_fields() -> None:
@@ -65,7 +65,9 @@ def test_the_default_depth_is_the_block(tiny_pair: TinyPair) -> None:
     assert resolved is not None
     assert resolved.depth == resolved.config.block_size == 4
     assert resolved.directory == tiny_pair.drafter
-    assert (resolved.draft_temperature, resolved.draft_support) == (None, 32)
+    assert (resolved.draft_temperature, resolved.draft_support) == (None, None)
+    assert [resolved.support(t) for t in (0, 0.3, 0.84, 0.85, 1.0, 2.0)] == [1, 32, 32, 256, 256, 256]
+    assert resolved.max_support == 256
 
 
 @pytest.mark.parametrize("depth", [1, 3, 4])
@@ -74,6 +76,8 @@ def test_a_depth_up_to_the_block(tiny_pair: TinyPair, depth: int) -> None:
     resolved = resolve(speculative, str(tiny_pair.target), TARGET)
     assert resolved is not None
     assert (resolved.depth, resolved.draft_temperature, resolved.draft_support) == (depth, 0.5, 16)
+    assert [resolved.support(t) for t in (0, 0.3, 1.0)] == [1, 16, 16]
+    assert resolved.max_support == 16
 
 
 def test_a_depth_past_the_block_is_refused(tiny_pair: TinyPair) -> None:

@@ -6,11 +6,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from dspark import oracle
+from dspark.grammar import TokenAutomaton
 from dspark.models.target import ForwardResult, Segment
 from dspark.philox import Domain, Keys
 from dspark_proto import MessageType
@@ -127,6 +131,9 @@ def test_the_context_ends_the_answer_even_when_the_budget_is_larger(rig: Rig) ->
         ([5], {"seed": 1 << 63}, "seed"),
         ([5], {"temperature": -1.0}, "temperature"),
         ([5], {"top_p": 7.0}, "top_p"),
+        ([5], {"min_p": 2.0}, "min_p"),
+        ([5], {"repetition_penalty": 0.0}, "repetition_penalty"),
+        ([5], {"allowed_token_ids": (5, 288)}, "allowed_token_ids"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_alone(
@@ -202,6 +209,121 @@ def test_no_random_number_is_drawn_twice(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert rig.link.reconnects == 1
     assert max(drawn.values()) == 1
     assert {key[1] for key in drawn} >= {Domain.PROPOSAL, Domain.ACCEPTANCE, Domain.TARGET_ONLY}
+
+
+# -- edited rows -----------------------------------------------------------------------------------------------
+
+EOS = 257
+# Even and odd ids take turns.
+TURNS = TokenAutomaton([{t: 1 + t % 2 for t in range(0, 288) if s != 1 + t % 2} for s in range(3)], 288)
+
+EDITS: dict[str, dict[str, Any]] = {
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5},
+    "bias": {"logit_bias": {t: -3.0 for t in range(0, 288, 4)}},
+    "allowed ids": {"allowed_token_ids": tuple(range(20, 60))},
+    "grammar": {"grammar": TURNS},
+    "everything": {
+        "presence_penalty": -0.5,
+        "repetition_penalty": 2.0,
+        "logit_bias": {7: 2.0},
+        "grammar": TURNS,
+        "bad_words": ((7,), (8, 9)),
+        "min_tokens": 8,
+        "ignore_eos": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_greedy_text_does_not_change_with_speculation(rig: Rig, parts: Parts, name: str) -> None:
+    accepted = 0
+    for start in range(4):
+        prompt = [(start * 37 + i * 11) % 256 for i in range(5 + start)]
+        on = rig.answer(prompt, **EDITS[name])
+        off = rig.answer(prompt, speculate=False, **EDITS[name])
+        assert on.ids == off.ids
+        assert off.last.stats.verified == 0 < on.last.stats.verified
+        accepted += on.last.stats.accepted
+    assert accepted > 0
+    assert on.ids == alone(parts, prompt, **EDITS[name]).ids
+    assert on.ids != alone(parts, prompt).ids[: len(on.ids)], "the edits change nothing"
+    rig.check_idle()
+
+
+def test_penalised_greedy_text_is_the_oracles(rig: Rig, parts: Parts) -> None:
+    """A loop of forward passes over the whole text, each row edited in fractions."""
+    rules = oracle.Rules({7: Fraction(1)}, Fraction(1, 2), Fraction(1, 4), Fraction(3, 2), bad_words=((8,),))
+    text: list[int] = []
+    for _ in range(24):
+        cache = parts.model.new_cache(1, 64)
+        result = parts.model.forward(cache, [Segment(0, 0, [*PROMPT, *text])], logit_rows=[len(PROMPT) + len(text) - 1])
+        logits = [Fraction(value) for value in result.logits[0].tolist()]
+        edited = oracle.edited(logits, tuple(PROMPT), tuple(text), rules)
+        text.append(max(edited, key=lambda token: (edited[token], -token)))
+    reader = rig.answer(
+        PROMPT,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.5,
+        logit_bias={7: 1.0},
+        bad_words=((8,),),
+    )
+    assert reader.ids == text
+
+
+def test_a_banned_token_never_appears(rig: Rig) -> None:
+    """The most frequent tokens and pairs of a free answer, banned in each way there is."""
+    free = rig.answer(PROMPT, temperature=1.0, seed=3, max_tokens=80).ids
+    (often, _), (pair, _) = Counter(free).most_common(1)[0], Counter(pairwise(free)).most_common(1)[0]
+    assert often in rig.answer(PROMPT, temperature=1.0, seed=4, max_tokens=80).ids
+    bans: list[dict[str, Any]] = [
+        {"bad_words": ((often,), pair)},
+        {"allowed_token_ids": tuple(t for t in range(288) if t != often), "bad_words": (pair,)},
+        {"logit_bias": {often: -100.0}, "bad_words": (pair,)},
+    ]
+    for ban in bans:
+        for temperature, seed in [(0.0, 0), (1.0, 4)]:
+            answer = rig.answer(PROMPT, temperature=temperature, seed=seed, max_tokens=80, **ban)
+            assert often not in answer.ids
+            assert pair not in pairwise(answer.ids)
+            assert len(answer.ids) == 80
+            assert answer.last.stats.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("minimum", [0, 1, 2, 5, 11])
+def test_min_tokens_is_kept_to_the_token(rig: Rig, temperature: float, minimum: int) -> None:
+    """EOS and a stop id are so likely that one of them comes as soon as it may."""
+    likely = {"logit_bias": {EOS: 100.0, 9: 100.0}, "stop_token_ids": (9,), "ignore_eos": False}
+    answer = rig.answer(PROMPT, temperature=temperature, seed=1, min_tokens=minimum, **likely)
+    assert (len(answer.ids), answer.finish) == (minimum + 1, "stop")
+    assert not {9, EOS} & set(answer.ids[:-1])
+
+
+def test_min_tokens_leaves_an_ignored_eos_alone(rig: Rig) -> None:
+    answer = rig.answer(PROMPT, min_tokens=4, logit_bias={EOS: 100.0}, max_tokens=6)
+    assert answer.ids == [EOS] * 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_sampled_text_leaves_its_grammar(rig: Rig, temperature: float) -> None:
+    answer = rig.answer(PROMPT, temperature=temperature, seed=8, max_tokens=100, grammar=TURNS)
+    assert all((a + b) % 2 for a, b in pairwise(answer.ids))
+    assert answer.last.stats.accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_the_edits_leave_empty_ends_its_request_only(rig: Rig, temperature: float) -> None:
+    """The grammar runs dry after ten tokens, in the middle of a block."""
+    dry = TokenAutomaton([*({t: n + 1 for t in range(288)} for n in range(10)), {}], 288)
+    victim = rig.ask(PROMPT, temperature=temperature, seed=1, max_tokens=60, grammar=dry)
+    other = rig.ask(PROMPT, temperature=temperature, seed=1, max_tokens=60)
+    rig.finish(victim, other)
+    assert (victim.finish, other.finish) == ("error", "length")
+    assert len(victim.ids) <= 10
+    assert "removed all tokens" in (victim.last.error or "")
+    assert len(other.ids) == 60
+    rig.check_idle()
 
 
 # -- ends ------------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ ZERO_FROM_THE_START = [
     "dspark:inter_token_latency_seconds_count",
     "dspark:e2e_request_latency_seconds_count",
     "dspark:spec_decode_num_drafts_total",
+    "dspark:draft_audits_total{result=passed}",
+    "dspark:draft_audits_total{result=failed}",
     "dspark:spec_decode_num_draft_tokens_total",
     "dspark:spec_decode_num_verified_tokens_total",
     "dspark:spec_decode_num_accepted_tokens_total",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dspark import dyadic
+from dspark.audit import AuditPlan
 from dspark.philox import Domain, Keys
 from dspark_proto import (
     Accepted,
@@ -29,7 +30,7 @@ from dspark_proto import (
     prefix_digest,
 )
 from dspark_proto.transports.base import PeerFrame
-from dspark_spark.proposals import Proposal, read_proposal
+from dspark_spark.proposals import Proposal, audit_proposal, read_proposal
 from dspark_workers.worker import STALE_NS, STRANGER_NS, Worker
 from tests.conftest import TinyPair
 from tests.rig import Parts, load_parts
@@ -189,6 +190,60 @@ def test_a_retried_step_gets_the_same_bytes_and_draws_nothing(
     assert spark.worker.counters.rounds == 1
 
 
+def open_lane(
+    spark: Spark, slot: int, lane: Lane, support: SupportPolicy, seed: int, temperature: int = 1_000_000
+) -> None:
+    frame = spark.connection.open(
+        slot, 100 + slot, seed=seed, support=support, lane=lane, draft_temperature_micro=temperature
+    )
+    spark.tell(frame)
+    spark.context(slot, 10)
+
+
+def test_a_match_request_gets_drawn_tokens_under_one_entry_rows(parts: Parts) -> None:
+    """The tokens that a full row of the same draft temperature and key would give; the row itself stays there."""
+    match, full = [], []
+    for seed in range(6):
+        spark = spark_of(parts, parts.worker())
+        open_lane(spark, 0, Lane.MATCH, SupportPolicy.K1, seed)
+        open_lane(spark, 1, Lane.RATIO, SupportPolicy.K64, seed)
+        events = spark.step(0, 1)
+        ready = {e.slot: e for e in events if isinstance(e, ProposalReady)}
+        assert (ready[0].support, ready[0].entries) == (1, (1, 1, 1, 1))
+        tokens = drafts(events)
+        match.append(tokens[0])
+        full.append(tokens[1])
+    assert match == full
+    assert len({tuple(tokens) for tokens in match}) == 6  # drawn, not the maximum
+
+
+def test_a_match_request_at_temperature_zero_drafts_the_maximum(parts: Parts) -> None:
+    spark = spark_of(parts, parts.worker())
+    open_lane(spark, 0, Lane.MATCH, SupportPolicy.K1, seed=1, temperature=0)
+    spark.open(1, seed=2, temperature=0)
+    tokens = drafts(spark.step(0, 1))
+    assert tokens[0] == tokens[1]
+
+
+def test_every_draw_passes_the_audit_under_its_key(parts: Parts) -> None:
+    """Conformance: the key is the seed of OPEN, the resets since then, and the round of the STEP."""
+    spark = spark_of(parts, parts.worker())
+    spark.open(0, seed=-77)
+    audited = 0
+    for resets in range(3):
+        for _ in range(2):
+            (event,) = [e for e in spark.step(0) if isinstance(e, ProposalReady)]
+            proposal = read_proposal(event, 288)
+            event.lease.release()
+            for key, sound in ((Keys(-77, resets, event.round), True), (Keys(-77, resets + 1, event.round), False)):
+                report = audit_proposal(proposal, event.anchor_position, key, AuditPlan(1.0))
+                assert (report.failure is None) is sound
+            audited += len(proposal.tokens)
+        spark.tell(spark.connection.reset(0, Cause.ROUND_TIMED_OUT))
+        spark.context(0, 10)
+    assert audited == 24
+
+
 # -- refusals --------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +256,7 @@ def test_one_failing_request_does_not_cost_the_others(parts: Parts, monkeypatch:
     original = worker._chain.sample
 
     def fail_one(*arguments: Any) -> Any:
-        if arguments[-1].seed == 1:
+        if arguments[-2].seed == 1:
             raise ZeroDivisionError("planted")
         return original(*arguments)
 

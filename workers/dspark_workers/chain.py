@@ -2,7 +2,11 @@
 
 The backbone gives base logits for all positions at once; the Markov head makes position j depend on the token drawn at
 j - 1, so rows are built left to right. The draw uses the proposal domain of the request's key and integer counts only:
-whoever holds the row and the key can repeat it.
+whoever holds the row and the key can repeat it. Where only ids are wanted (the match lane), the row of the draw stays
+here and a one-entry row of the drafted token is sent: a true statement about it, whatever law it came from.
+
+Where the request's text repeats itself, the token that followed before gets a bonus in the logits (`history`): at
+temperature 0 it is taken, above it is only made likelier, because a sampled text repeats itself less.
 """
 
 from __future__ import annotations
@@ -16,6 +20,14 @@ from torch import Tensor
 from dspark.dyadic import Row, draw, greedy_row, sparse_row
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Domain, Keys
+from dspark_workers.history import TokenHistory
+
+GREEDY_COPY_BIAS = 30.0
+SAMPLED_COPY_BIAS = {2: 1.0, 3: 3.0}
+"""Added to the logit of a repetition's next token, by the length of the match, before the draft temperature (chosen on
+held-out texts)."""
+MATCH_SUPPORT = 64
+"""Entries of the row behind an ids-only draft; it does not travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,11 @@ class DraftPolicy:
 
     temperature: float
     support: int
+
+    @property
+    def ids_only(self) -> bool:
+        """One-entry rows of tokens that are drawn: what the match lane asks for."""
+        return self.temperature > 0 and self.support == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +60,43 @@ class MarkovChain:
 
     @torch.inference_mode()
     def sample(
-        self, base: Tensor, anchor: int, anchor_position: int, depth: int, policy: DraftPolicy, keys: Keys
+        self,
+        base: Tensor,
+        anchor: int,
+        anchor_position: int,
+        policy: DraftPolicy,
+        keys: Keys,
+        history: TokenHistory | None = None,
     ) -> Proposal:
         """base logits [depth, draft vocab] of one block -> `depth` tokens after `anchor`."""
+        text = [*(history.tail(anchor_position) if history else ()), anchor]
         tokens: list[int] = []
         rows: list[Row] = []
-        previous = anchor
-        for j in range(depth):
-            bias = self._network.markov_bias(torch.tensor([previous], device=base.device))
+        for j in range(len(base)):
+            bias = self._network.markov_bias(torch.tensor([text[-1]], device=base.device))
             logits = (base[j] + bias[0]).float().cpu().numpy()
-            row = self._row(logits, policy)
+            if history is not None:
+                self._favour(logits, history.continuation(text), policy)
             word = keys.draw24(Domain.PROPOSAL, anchor_position + 1 + j)
-            previous = draw(row, word)
-            tokens.append(previous)
+            row = self._row(logits, policy, word)
+            tokens.append(draw(row, word))
+            text.append(tokens[-1])
             rows.append(row)
         return Proposal(tokens, rows)
 
-    def _row(self, logits: np.ndarray, policy: DraftPolicy) -> Row:
+    def _favour(self, logits: np.ndarray, match: tuple[int, int] | None, policy: DraftPolicy) -> None:
+        """Add the copy bias to the next token of a repetition, where the draft vocabulary has it."""
+        if match is None:
+            return
+        token, length = match
+        place = int(self._ids.searchsorted(token))
+        if place < len(self._ids) and self._ids[place] == token:
+            logits[place] += SAMPLED_COPY_BIAS[length] if policy.temperature > 0 else GREEDY_COPY_BIAS
+
+    def _row(self, logits: np.ndarray, policy: DraftPolicy, word: int) -> Row:
+        """The row to send; the drafted token is its draw under `word`."""
         if policy.temperature == 0:
             return greedy_row(int(self._ids[int(logits.argmax())]))
+        if policy.ids_only:
+            return greedy_row(draw(sparse_row(logits, self._ids, policy.temperature, MATCH_SUPPORT), word))
         return sparse_row(logits, self._ids, policy.temperature, policy.support)

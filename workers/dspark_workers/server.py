@@ -34,7 +34,9 @@ MAX_SUPPORT = 256
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How to start a worker. `length` bounds a request's context in tokens; `slots` how many requests it serves."""
+    """How to start a worker. `length` bounds a request's context in tokens; `slots` how many requests it serves;
+    `copy` lets it continue what a text has said before.
+    """
 
     endpoint: str
     target: str
@@ -46,6 +48,7 @@ class WorkerSettings:
     threads: int = 2
     allow_remote: bool = False
     parent_pid: int | None = None
+    copy: bool = True
 
 
 def build(settings: WorkerSettings) -> Worker:
@@ -68,7 +71,9 @@ def build(settings: WorkerSettings) -> Worker:
     network = checkpoint.network(
         load_embedding(source), device=settings.device, dtype=settings.dtype, max_positions=length
     )
-    return Worker(network, checkpoint.draft_ids, parameters, slots=settings.slots, length=length)
+    return Worker(
+        network, checkpoint.draft_ids, parameters, slots=settings.slots, length=length, copy=settings.copy
+    )
 
 
 def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:

@@ -25,6 +25,7 @@ from dspark.dyadic import pack_rows
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Keys
 from dspark_proto import (
+    NO_COMMIT,
     Buffer,
     ContextArrived,
     DrafterConnection,
@@ -42,6 +43,7 @@ from dspark_proto import (
 )
 from dspark_proto.transports.base import PeerFrame
 from dspark_workers.chain import DraftPolicy, MarkovChain, Proposal
+from dspark_workers.history import TokenHistory
 from dspark_workers.slots import ContextFullError, DraftSlots
 
 MICRO = 1_000_000
@@ -53,15 +55,18 @@ STALE_NS = 5_000_000_000
 
 @dataclass(slots=True)
 class Lease:
-    """What a live wire slot maps to: how its request drafts, and the state slot that it owns, if it has one.
+    """What a live wire slot maps to: how its request drafts, its text, and the state slot that it owns, if it has one.
 
-    Without a state slot (none was free, or the context outgrew it) steps are refused; RESET tries again.
+    history: the committed tokens, None when copying is off. drafted: position of the first draft of the last round, and
+    its drafts. Without a state slot (none was free, or the context outgrew it) steps are refused; RESET tries again.
     """
 
     policy: DraftPolicy
     seed: int
     choice: int
+    history: TokenHistory | None = None
     state_slot: int | None = None
+    drafted: tuple[int, list[int]] = (0, [])
 
 
 @dataclass(slots=True)
@@ -91,13 +96,22 @@ class Worker:
     """Drafts for any number of verifiers. Single-threaded; `now_ns` comes from the caller."""
 
     def __init__(
-        self, network: DrafterNetwork, draft_ids: Tensor, parameters: HelloParameters, *, slots: int, length: int
+        self,
+        network: DrafterNetwork,
+        draft_ids: Tensor,
+        parameters: HelloParameters,
+        *,
+        slots: int,
+        length: int,
+        copy: bool = True,
     ) -> None:
+        """`copy`: continue what a request's text has said before (see `history`)."""
         self.parameters = parameters
         self.counters = WorkerCounters()
         self.peers: dict[bytes, Peer] = {}
         self._state = DraftSlots(network, slots, length)
         self._chain = MarkovChain(network, draft_ids)
+        self._copy = copy
         self._network = network
         self._free = list(range(slots))
         self._pending: list[tuple[Peer, StepItem]] = []
@@ -204,7 +218,12 @@ class Worker:
             choice=lease.choice,
         )
         base = self._network.base_logits(hidden)
-        return self._chain.sample(base, item.anchor_token, item.anchor_position, item.depth, lease.policy, keys)
+        _tell(lease, item)
+        proposal = self._chain.sample(
+            base, item.anchor_token, item.anchor_position, lease.policy, keys, lease.history
+        )
+        lease.drafted = (item.anchor_position + 1, proposal.tokens)
+        return proposal
 
     def _reply(self, peer: Peer, item: StepItem, proposal: Proposal) -> Sequence[memoryview]:
         support = peer.leases[item.slot].policy.support
@@ -251,6 +270,9 @@ class Worker:
     @_on.register
     def _(self, event: ContextArrived, peer: Peer, now_ns: int) -> None:
         peer.connection.context_consumed(event.rows)
+        lease = peer.leases.get(event.slot)
+        if lease is not None and lease.history is not None and event.token_ids is not None:
+            lease.history.record(event.first_position, np.frombuffer(event.token_ids, dtype="<i4").tolist())
         self._extend(peer, event.slot, event.first_position, event.rows, event.taps)
 
     @_on.register
@@ -284,6 +306,7 @@ class Worker:
         lease = peer.leases.get(slot)
         if lease is None:
             return
+        lease.history, lease.drafted = TokenHistory() if self._copy else None, (0, [])
         if context_start:
             self._vacate(lease)  # a context that does not start at 0 is beyond this worker: it keeps whole contexts
             return
@@ -342,3 +365,13 @@ class Worker:
     def _forget(self, peer: Peer) -> None:
         self._release_all(peer)
         self.peers.pop(peer.name, None)
+
+
+def _tell(lease: Lease, item: StepItem) -> None:
+    """Put what the STEP says about the text into the lease's history: surviving drafts, and the anchor."""
+    if lease.history is None:
+        return
+    if item.accepted_count != NO_COMMIT:
+        first, drafts = lease.drafted
+        lease.history.record(first, drafts[: item.accepted_count])
+    lease.history.record(item.anchor_position, [item.anchor_token])

@@ -4,7 +4,7 @@ Purpose: the way of a request through validation, prompt, budget, engine and ans
 Invariants: everything is validated before the engine sees it; a client that leaves cancels its generation;
 a busy engine is a 503 in both modes.
 Called by: Starlette, for the two routes that `app.py` mounts.
-Never: blocks the event loop; encoding runs in a worker thread.
+Never: blocks the event loop; everything that encodes text runs in a worker thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from dspark_spark.api import AsyncEngine, GenerateRequest
 from dspark_spark.http import refusals
 from dspark_spark.http.admission import checked_model, require_engine
 from dspark_spark.http.body import ignored_headers, read_model
-from dspark_spark.http.budget import sampling_params
+from dspark_spark.http.budget import sampling_params, with_budget
 from dspark_spark.http.disconnect import until_disconnect
 from dspark_spark.http.errors import bad_request, json_response
 from dspark_spark.http.generation import Generation
@@ -52,8 +52,11 @@ class CompletionRoutes:
         fields = await read_model(request, ChatRequest, self.settings.max_body_bytes, refusals.CHAT)
         head = self._head("chatcmpl", fields)
         with_prompt = fields.add_generation_prompt is not False
-        ids = await asyncio.to_thread(chat_prompt, self.tokenizer, fields.messages, with_prompt)
-        return await self._answer(request, fields, ChatReply(head), [ids], None)
+
+        def prompts() -> list[Ids]:
+            return [chat_prompt(self.tokenizer, fields.messages, with_prompt)]
+
+        return await self._answer(request, fields, ChatReply(head), prompts, None)
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -61,9 +64,10 @@ class CompletionRoutes:
             request, CompletionRequest, self.settings.max_body_bytes, refusals.COMPLETION
         )
         head = self._head("cmpl", fields)
-        prompts = await asyncio.to_thread(
-            completion_prompts, self.tokenizer, fields.prompt, self.settings.max_prompts
-        )
+
+        def prompts() -> list[Ids]:
+            return completion_prompts(self.tokenizer, fields.prompt, self.settings.max_prompts)
+
         return await self._answer(request, fields, TextReply(head), prompts, COMPLETION_DEFAULT_TOKENS)
 
     def _head(self, prefix: str, fields: GenerationFields) -> ReplyHead:
@@ -86,28 +90,31 @@ class CompletionRoutes:
         request: Request,
         fields: GenerationFields,
         reply: Reply,
-        prompts: Sequence[Ids],
+        prompts: Callable[[], Sequence[Ids]],
         default: int | None,
     ) -> Response:
-        requests = [
-            self._engine_request(fields, f"{reply.head.id}-{index}", ids, default)
-            for index, ids in enumerate(prompts)
-        ]
+        requests = await asyncio.to_thread(self._engine_requests, fields, reply.head.id, prompts, default)
         generation = Generation(self.engine, self.metrics, requests, self.settings.retry_after_s)
         headers = ignored_headers(fields)
         if fields.stream:
             return await self._stream(generation, reply, headers)
         return await until_disconnect(request.receive, _collect(generation, reply, headers))
 
-    def _engine_request(
-        self, fields: GenerationFields, request_id: str, ids: Ids, default: int | None
-    ) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=request_id,
-            prompt_ids=ids,
-            params=sampling_params(fields, self.tokenizer, self.engine.max_context, len(ids), default),
-            speculate=fields.dspark_speculate is not False,
-        )
+    def _engine_requests(
+        self, fields: GenerationFields, reply_id: str, prompts: Callable[[], Sequence[Ids]], default: int | None
+    ) -> list[GenerateRequest]:
+        """One engine request per prompt; the whole of it encodes text."""
+        all_ids = prompts()
+        params = sampling_params(fields, self.tokenizer)
+        return [
+            GenerateRequest(
+                request_id=f"{reply_id}-{index}",
+                prompt_ids=ids,
+                params=with_budget(params, fields, self.engine.max_context, len(ids), default),
+                speculate=fields.dspark_speculate is not False,
+            )
+            for index, ids in enumerate(all_ids)
+        ]
 
     async def _stream(self, generation: Generation, reply: Reply, headers: dict[str, str]) -> Response:
         """Give the engine a moment to refuse, while a status code can still say so; then let the headers

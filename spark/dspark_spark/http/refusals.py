@@ -1,6 +1,6 @@
 """Parameters that clients of OpenAI or vLLM know and that this server does not honour.
 
-Purpose: refuse them by name, so that no client believes in a penalty or a grammar that was silently left out.
+Purpose: refuse them by name, so that no client believes in a grammar or a beam search that was silently left out.
 Invariants: null and a parameter's neutral value (the one that asks for nothing) pass; any other value is a
 400.
 Called by: `body.py`, with the raw JSON object, before it is validated.
@@ -19,17 +19,9 @@ _COMMON: dict[str, Neutral] = {
     # OpenAI
     "n": (1,),
     "best_of": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "response_format": ({"type": "text"},),
     # vLLM: sampling
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "thinking_token_budget": (),

@@ -17,6 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 256
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
 MAX_MESSAGES = 4096
 
 _INT64 = 2**63
@@ -25,6 +27,8 @@ _INT32_MAX = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 TokenBudget = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _as_list(value: object) -> object:
@@ -58,6 +62,14 @@ class GenerationFields(StrictModel):
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     dspark_token_origins: bool | None = None

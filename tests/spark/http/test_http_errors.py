@@ -31,15 +31,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 REFUSED_IN_BOTH = {
     "n": 2,
     "best_of": 3,
-    "logit_bias": {"5": -100},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -1,
-    "repetition_penalty": 1.1,
     "length_penalty": 0.5,
-    "min_p": 0.1,
-    "min_tokens": 4,
-    "bad_words": ["x"],
-    "allowed_token_ids": [1],
     "logits_processors": ["x"],
     "use_beam_search": True,
     "thinking_token_budget": 10,
@@ -121,6 +113,8 @@ NEUTRAL_IN_BOTH = {
     "repetition_penalty": 1.0,
     "min_p": 0.0,
     "min_tokens": 0,
+    "bad_words": [],
+    "allowed_token_ids": None,
     "response_format": {"type": "text"},
     "echo": False,
     "logprobs": None,
@@ -180,6 +174,40 @@ BAD_VALUES = [
     ("stop_token_ids", [1, -1], "stop_token_ids[1]"),
     ("stop_token_ids", ["1"], "stop_token_ids[0]"),
     ("ignore_eos", "yes", "ignore_eos"),
+    ("min_tokens", -1, "min_tokens"),
+    ("min_tokens", 1.0, "min_tokens"),
+    ("min_tokens", 201, "min_tokens"),
+    ("min_p", 1.01, "min_p"),
+    ("min_p", -0.01, "min_p"),
+    ("min_p", "0.1", "min_p"),
+    ("presence_penalty", 2.01, "presence_penalty"),
+    ("presence_penalty", True, "presence_penalty"),
+    ("frequency_penalty", -2.01, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("repetition_penalty", -1.0, "repetition_penalty"),
+    ("repetition_penalty", 10**400, "repetition_penalty"),
+    ("logit_bias", [5], "logit_bias"),
+    ("logit_bias", {"5": 100.5}, "logit_bias.5"),
+    ("logit_bias", {"5": -101}, "logit_bias.5"),
+    ("logit_bias", {"5": "1"}, "logit_bias.5"),
+    ("logit_bias", {"5": None}, "logit_bias.5"),
+    ("logit_bias", {"1": 0, "258": 1}, "logit_bias.258"),
+    ("logit_bias", {"-1": 1}, "logit_bias.-1"),
+    ("logit_bias", {"07": 1}, "logit_bias.07"),
+    ("logit_bias", {"x": 1}, "logit_bias.x"),
+    ("logit_bias", {"²": 1}, "logit_bias.²"),
+    ("logit_bias", {"": 1}, "logit_bias."),
+    ("logit_bias", {"9" * 5000: 1}, "logit_bias." + "9" * 200 + "..."),
+    ("logit_bias", {str(n): 0 for n in range(1025)}, "logit_bias"),
+    ("bad_words", "x", "bad_words"),
+    ("bad_words", ["x", ""], "bad_words[1]"),
+    ("bad_words", ["x" * 1025], "bad_words[0]"),
+    ("bad_words", ["x"] * 257, "bad_words"),
+    ("bad_words", [5], "bad_words[0]"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", [1, 258], "allowed_token_ids[1]"),
+    ("allowed_token_ids", [-1], "allowed_token_ids[0]"),
+    ("allowed_token_ids", ["1"], "allowed_token_ids[0]"),
     ("stream", 1, "stream"),
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("stream_options", {"include_usage": "x"}, "stream_options.include_usage"),
@@ -291,6 +319,22 @@ def test_context_length(endpoint: Any) -> None:
     error = error_of(endpoint.complete(max_tokens=room + 1), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
     assert f"at most {room}" in error["message"]
+
+
+@pytest.mark.parametrize(("budget", "most"), [({}, 16), ({"max_tokens": 5}, 5), ({"max_completion_tokens": 7}, 7)])
+def test_min_tokens_beyond_the_budget(endpoint: Any, budget: dict[str, int], most: int) -> None:
+    assert endpoint.complete(min_tokens=most, **budget).status_code == 200
+    error = error_of(endpoint.complete(min_tokens=most + 1, **budget), 400)
+    assert error["param"] == "min_tokens"
+    assert f"{most} tokens" in error["message"]
+
+
+def test_a_bad_word_without_a_token_is_refused(endpoint: Any, monkeypatch: Any) -> None:
+    def encode(text: str, add_special: bool) -> list[int]:
+        return [] if text == "ghost" else list(text.encode())
+
+    monkeypatch.setattr(endpoint.tokenizer, "encode", encode)
+    assert error_of(endpoint.complete(bad_words=["a", "ghost"]), 400)["param"] == "bad_words[1]"
 
 
 def test_prompt_that_fills_the_context(endpoint: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dspark_spark.api import SamplingParams
 from dspark_spark.http import EndpointSettings, fingerprint
 
 BOS, EOS = 256, 257
@@ -61,6 +63,50 @@ def test_prompts_as_ids(endpoint: Any) -> None:
     endpoint.complete(prompt=[1, 2, 3])
     endpoint.complete(prompt=[[4, 5], [6]])
     assert [request.prompt_ids for request in endpoint.engine.requests] == [(1, 2, 3), (4, 5), (6,)]
+
+
+ENGINE_PARAMETERS: list[tuple[dict[str, object], dict[str, Any]]] = [
+    ({}, {}),
+    ({"min_p": 0.25}, {"min_p": 0.25}),
+    ({"min_p": 1}, {"min_p": 1.0}),
+    ({"logit_bias": {"0": 1, "257": -100, "65": 0.5}}, {"logit_bias": {0: 1.0, 257: -100.0, 65: 0.5}}),
+    ({"presence_penalty": 2, "frequency_penalty": -2}, {"presence_penalty": 2.0, "frequency_penalty": -2.0}),
+    ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+    ({"min_tokens": 3}, {"min_tokens": 3}),
+    ({"allowed_token_ids": [5, 1]}, {"allowed_token_ids": (5, 1)}),
+    ({"bad_words": ["ab"]}, {"bad_words": ((97, 98), (32, 97, 98))}),
+    ({"bad_words": ["  ab", "ab", "c"]}, {"bad_words": ((97, 98), (32, 97, 98), (99,), (32, 99))}),
+    ({"bad_words": [" ", "\n"]}, {"bad_words": ((32,), (32, 32), (10,), (32, 10))}),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(("fields", "wanted"), ENGINE_PARAMETERS)
+def test_fields_that_edit_rows_reach_the_engine(
+    endpoint: Any, path: str, fields: dict[str, object], wanted: dict[str, Any]
+) -> None:
+    source: dict[str, object] = {"messages": USER} if "chat" in path else {"prompt": ["a", "b"]}
+    response = endpoint.post(path, source | fields | {"max_tokens": 9})
+    assert response.status_code == 200
+    assert "x-dspark-ignored-params" not in response.headers
+    assert [request.params for request in endpoint.engine.requests] == [
+        SamplingParams(max_tokens=9, **wanted) for _ in endpoint.engine.requests
+    ]
+    assert len(endpoint.engine.requests) == (1 if "chat" in path else 2)
+
+
+def test_words_are_encoded_off_the_event_loop(endpoint: Any, monkeypatch: Any) -> None:
+    on_the_loop: dict[str, bool] = {}
+    encode = endpoint.tokenizer.encode
+
+    def watched(text: str, add_special: bool) -> list[int]:
+        on_the_loop[text] = asyncio._get_running_loop() is not None
+        ids: list[int] = encode(text, add_special)
+        return ids
+
+    monkeypatch.setattr(endpoint.tokenizer, "encode", watched)
+    endpoint.complete(bad_words=["ab"])
+    assert on_the_loop == {"hi": False, "ab": False, " ab": False}
 
 
 def test_health_is_about_life_and_ready_about_service(endpoint: Any) -> None:

@@ -1,0 +1,31 @@
+"""Building the kernels of proposal rows for a test, with the flags of the package and every warning an error."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "dspark" / "native" / "rows.c"
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wvla", "-Werror"]
+
+
+def extension() -> dict[str, object]:
+    """How the package is built, as pyproject.toml says it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    found: list[dict[str, object]] = project["tool"]["setuptools"]["ext-modules"]
+    return next(module for module in found if module["name"] == "dspark.native._rows")
+
+
+def compiled(folder: Path, *options: str, source: Path = SOURCE) -> Path:
+    assert COMPILER is not None
+    target = folder / "_rows.so"
+    flags = extension()["extra-compile-args"]
+    assert isinstance(flags, list)
+    command = [COMPILER, *flags, *STRICT, *options, "-fPIC", "-shared", "-o", str(target), str(source)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return target
