@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
+
+# A `_created` series beside every counter would double the page and tell when the process started.
+disable_created_metrics()
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

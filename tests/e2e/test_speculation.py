@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -80,6 +81,27 @@ def test_concurrent_requests_do_not_touch_each_other(tiny_endpoint: RunningEndpo
             lambda ip: tokens(tiny_endpoint.url, prompt=ip[1], max_tokens=10 + 4 * ip[0]), enumerate(prompts)
         )
     assert list(together) == alone
+
+
+def test_match_lane_text_does_not_change_with_speculation(tiny_endpoint: RunningEndpoint) -> None:
+    """Sampled, same seed: the drafter decides how fast, never what. In the ratio lane the seed's text does change."""
+    for seed in range(6):
+        asked = {"temperature": 1, "seed": seed, "max_tokens": 48, "dspark_lane": "match"}
+        on = complete(tiny_endpoint.url, dspark_token_origins=True, ignore_eos=True, **asked)
+        off = tokens(tiny_endpoint.url, dspark_speculate=False, **asked)
+        assert on["choices"][0]["dspark"]["token_ids"] == off
+        assert on["speculation"]["lane"] == "match"
+        assert on["speculation"]["verified"] > 0
+    texts = {tuple(tokens(tiny_endpoint.url, temperature=1, seed=3, dspark_speculate=s)) for s in (True, False)}
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize(("lane", "temperature"), [("greedy", 0.5), ("typical", 1)])
+def test_a_lane_that_cannot_be_had_is_refused(tiny_endpoint: RunningEndpoint, lane: str, temperature: float) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        complete(tiny_endpoint.url, dspark_lane=lane, temperature=temperature)
+    assert refused.value.code == 400
+    assert json.load(refused.value)["error"]["param"] == "dspark_lane"
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6])

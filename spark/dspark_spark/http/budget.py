@@ -17,6 +17,7 @@ from dspark_spark.http.logit_fields import bias_by_id, word_sequences
 from dspark_spark.http.prompts import check_ids
 from dspark_spark.http.schema import GenerationFields
 from dspark_spark.http.tokenizer import ChatTokenizer
+from dspark_spark.lanes import AUTO, choose_lane
 
 
 def sampling_params(fields: GenerationFields, tokenizer: ChatTokenizer) -> SamplingParams:
@@ -42,6 +43,16 @@ def sampling_params(fields: GenerationFields, tokenizer: ChatTokenizer) -> Sampl
         bad_words=word_sequences(tokenizer, fields.bad_words or ()),
         allowed_token_ids=None if allowed is None else check_ids(tokenizer, allowed, "allowed_token_ids"),
     )
+
+
+def checked_lane(fields: GenerationFields, temperature: float) -> str:
+    """The lane asked for. Raises ApiError where the temperature does not allow it."""
+    lane = fields.dspark_lane or AUTO
+    try:
+        choose_lane(lane, temperature)
+    except ValueError as error:
+        raise bad_request(str(error), "dspark_lane") from None
+    return lane
 
 
 def with_budget(

@@ -22,7 +22,7 @@ from dspark_spark.api import AsyncEngine, GenerateRequest
 from dspark_spark.http import refusals
 from dspark_spark.http.admission import checked_model, require_engine
 from dspark_spark.http.body import ignored_headers, read_model
-from dspark_spark.http.budget import sampling_params, with_budget
+from dspark_spark.http.budget import checked_lane, sampling_params, with_budget
 from dspark_spark.http.disconnect import until_disconnect
 from dspark_spark.http.errors import bad_request, json_response
 from dspark_spark.http.generation import Generation
@@ -106,12 +106,14 @@ class CompletionRoutes:
         """One engine request per prompt; the whole of it encodes text."""
         all_ids = prompts()
         params = sampling_params(fields, self.tokenizer)
+        lane = checked_lane(fields, params.temperature)
         return [
             GenerateRequest(
                 request_id=f"{reply_id}-{index}",
                 prompt_ids=ids,
                 params=with_budget(params, fields, self.engine.max_context, len(ids), default),
                 speculate=fields.dspark_speculate is not False,
+                lane=lane,
             )
             for index, ids in enumerate(all_ids)
         ]

@@ -74,6 +74,7 @@ class GenerationFields(StrictModel):
     stream_options: StreamOptions | None = None
     dspark_token_origins: bool | None = None
     dspark_speculate: bool | None = None
+    dspark_lane: Literal["auto", "ratio", "match", "greedy"] | None = None
     # Accepted without effect.
     user: object = None
     metadata: object = None
