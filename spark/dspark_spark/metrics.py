@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
 
 # A `_created` series beside every counter would double the page and tell when the process started.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
