@@ -17,20 +17,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 8
+#include "portable.h"
+
 /* Vectors of columns that are summed at once. */
 #define GROUPS 8
-/* Fewer multiply-adds than this are not worth waking the team. */
-#define SMALL (1u << 16)
 
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define FOR_EVERY_CPU __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t whole __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 INLINE void load(lanes *out, const float *from)

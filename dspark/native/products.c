@@ -17,21 +17,12 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "portable.h"
+
 #define PANEL 16
-#define LANES 8
 #define BLOCK 6
 /* Floats ahead of the multiply-adds; hardware prefetchers stop at every page. */
 #define AHEAD 512
-/* Fewer multiply-adds than this are not worth waking the team. */
-#define SMALL (1u << 16)
-
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define FOR_EVERY_CPU __attribute__((target_clones("arch=x86-64-v3", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
-
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 /* Rows per block when `rows` are split as evenly as possible: the first blocks take the remainder. */
 static size_t block_rows(size_t rows, size_t done, size_t blocks_left)
@@ -44,9 +35,8 @@ static size_t block_count(size_t rows)
     return (rows + BLOCK - 1) / BLOCK;
 }
 
-static inline __attribute__((always_inline)) void
-multiply(const float *restrict panel, const float *restrict x, size_t k, float *restrict y, size_t n, size_t width,
-         const size_t rows)
+INLINE void multiply(const float *restrict panel, const float *restrict x, size_t k, float *restrict y, size_t n,
+                     size_t width, const size_t rows)
 {
     lanes low[BLOCK], high[BLOCK];
     for (size_t r = 0; r < rows; r++)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from dspark.models import panels
+from dspark.models.decode_library import library
 from dspark.models.panels import PanelWeight
 from dspark.models.target import Segment, TargetModel
 from tests.models.conftest import Pair
@@ -106,3 +111,13 @@ def test_without_the_library_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None
         assert panels.works() is False
     finally:
         panels.works.cache_clear()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("gcc") or os.environ.get("DSPARK_NATIVE") == "0",
+    reason="no compiler was there to build the library",
+)
+def test_where_a_compiler_is_the_library_is_there() -> None:
+    """Otherwise every test of the native kernels would be skipped without a sign."""
+    assert library() is not None
+    assert panels.works()
