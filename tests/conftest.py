@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspark.launch import LocalWorker
-from tests.tiny import write_drafter, write_target
+from dspark.proof.tiny_pair import write_drafter, write_target
 
 torch.set_num_threads(1)
 

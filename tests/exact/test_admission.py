@@ -6,7 +6,7 @@ The verification step is the production one throughout; confidences are function
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import FrozenInstanceError, dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field
 from fractions import Fraction
 from functools import cache
 
@@ -34,44 +34,27 @@ from dspark.admission import (
     survivals,
 )
 from dspark.oracle import Prefix, SequenceLaw
+from dspark.proof.admission_laws import (
+    ALONE,
+    CURVE,
+    FIRST,
+    SECOND,
+    Confidence,
+    Depths,
+    Threshold,
+    _verdicts,
+    erratic,
+    overlap,
+    saturated,
+)
+from dspark.proof.admission_laws import _confidences as confidences
+from dspark.proof.admission_laws import _cut as cut
+from dspark.proof.toys import MEDIUM, SMALL, Case, Toy, proposals, verdict_law
 from dspark.tickets import Grid
 from dspark.verify import Draws, Verdict, verify_match
 from dspark_proto import Lane
 
 from .test_seed_regressions import APPENDIX_A, DRAFT, TARGET, admitted_law, first_token
-from .toys import MEDIUM, SMALL, Case, Toy, production, proposals, verdict_law
-
-ALONE = Load(requests=1, rows=1)
-CURVE = StepCurve({1: Fraction(10), 2: Fraction(12), 3: Fraction(14), 4: Fraction(19)})
-Confidence = Callable[[Toy, Prefix], Fraction]
-
-
-def overlap(toy: Toy, prefix: Prefix) -> Fraction:
-    """What a perfect confidence head says: the acceptance rate at this prefix."""
-    return sum((min(p, q) for p, q in zip(toy.p(prefix), toy.q(prefix), strict=True)), Fraction(0))
-
-
-def erratic(_toy: Toy, prefix: Prefix) -> Fraction:
-    """A head that depends wildly on the last draft; 0 and 1 included."""
-    return Fraction((sum((t + 1) * (i + 2) ** 2 for i, t in enumerate(prefix)) * 7 + 3) % 5, 4)
-
-
-HEADS: list[Confidence] = [overlap, erratic]
-
-
-def confidences(case: Case, head: Confidence) -> list[Fraction]:
-    return [head(case.toy, case.prefix + case.tokens[:k]) for k in range(len(case.tokens))]
-
-
-def cut(case: Case, depth: int) -> Case:
-    return replace(case, rows=case.rows[:depth], tokens=case.tokens[:depth])
-
-
-@cache
-def _verdicts(toy: Toy, prefix: Prefix, tokens: Prefix) -> dict[Verdict, Fraction]:
-    rows = tuple(toy.draft(prefix + tokens[:i]) for i in range(len(tokens)))
-    case = Case(toy, prefix, rows, tokens)
-    return verdict_law(lambda draws: production(case, draws), toy.grid.coin)
 
 
 def verdicts(case: Case) -> dict[Verdict, Fraction]:
@@ -96,16 +79,6 @@ def stopped_law(toy: Toy, longest: int, length: int, rule: StoppingRule, head: C
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """Stops at the first confidence below the bar, wherever it is: allowed, because c_k knows x_<k only."""
-
-    bar: Fraction
-
-    def admits(self, visible: Visible) -> bool:
-        return visible.confidences[-1] >= self.bar
-
-
-@dataclass(frozen=True)
 class Uphill:
     """Reads the whole history of confidences: goes on while they do not fall."""
 
@@ -115,6 +88,7 @@ class Uphill:
 
 PLAIN = Toy("draft misses a token", MEDIUM)
 COLD = Toy("colder draft", SMALL, support=3, draft_temperature=0.5)
+HEADS: list[Confidence] = [overlap, erratic]
 RULES: list[StoppingRule] = [
     FixedDepth(0),
     FixedDepth(1),
@@ -281,9 +255,7 @@ def test_a_free_rule_cannot_ask_for_more_than_there_is(asked: int, given: int) -
 
 # -- two requests ----------------------------------------------------------------------------------------------
 
-FIRST, SECOND = Toy("first", SMALL, vocab=2), Toy("second", Grid(8, 16, SMALL.coin), vocab=2, draft_temperature=0.3)
 PAIR = (FIRST, SECOND)
-Depths = Callable[[Sequence[Sequence[Fraction]]], list[int]]
 Both = tuple[Prefix, Prefix]
 
 
@@ -327,11 +299,6 @@ def independent(length: int) -> dict[Both, Fraction]:
 
 def budgeted(budget: int) -> Depths:
     return lambda pair: admit(FixedBudget(budget), pair, Load(2, 2))
-
-
-def saturated(_toy: Toy, prefix: Prefix) -> Fraction:
-    """A head whose sigmoid saturates: exactly 1 after token 0 (or nothing), else a half."""
-    return Fraction(1) if not prefix or prefix[-1] == 0 else Fraction(1, 2)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 3])

@@ -7,19 +7,12 @@ from fractions import Fraction
 import pytest
 
 from dspark import oracle
-from dspark.processors import SamplingPolicy
+from dspark.proof.tier0 import COLD_DRAFT, GREEDY, ONE_ENTRY, PLAIN, TOP_K, TOP_P
+from dspark.proof.toys import SMALL, Toy, joint_law, round_law
+from dspark.proof.zoo import CLEAN, MUTANTS
 from dspark.tickets import STANDARD, Grid
 
-from .toys import MEDIUM, SMALL, Toy, joint_law, round_law
-from .zoo import CLEAN, MUTANTS
-
-PLAIN = Toy("draft misses a token", MEDIUM)
-TOP_K = Toy("top-k target", SMALL, vocab=4, support=3, policy=SamplingPolicy(top_k=2))
-TOP_P = Toy("top-p target", SMALL, vocab=4, support=2, policy=SamplingPolicy(0.8, 0, 0.7))
-GREEDY = Toy("temperature 0 target", MEDIUM, policy=SamplingPolicy(temperature=0.0))
-COLD_DRAFT = Toy("colder draft", MEDIUM, support=3, draft_temperature=0.5)
-GREEDY_DRAFT = Toy("one-entry rows", SMALL, support=1)
-TOYS = [PLAIN, TOP_K, TOP_P, GREEDY, COLD_DRAFT, GREEDY_DRAFT]
+TOYS = [PLAIN, TOP_K, TOP_P, GREEDY, COLD_DRAFT, ONE_ENTRY]
 
 
 def _name(toy: Toy) -> str:

@@ -17,6 +17,8 @@ from dspark.dyadic import Int64s, Row, draw
 from dspark.oracle import Prefix
 from dspark.philox import POSITION_NOISE_ROUND, Domain, Keys
 from dspark.processors import SamplingPolicy, target_row
+from dspark.proof.tier0 import GREEDY, ONE_ENTRY, PLAIN, TOP_K, TOP_P
+from dspark.proof.toys import SMALL, Case, Step, Toy, joint_law, proposals, round_law, verdict_law
 from dspark.tickets import STANDARD, TOTAL, Grid, one_hot_tickets
 from dspark.verify import (
     Draws,
@@ -28,14 +30,7 @@ from dspark.verify import (
     verify_ratio,
 )
 
-from .toys import MEDIUM, SMALL, Case, Step, Toy, joint_law, proposals, round_law, verdict_law
-
-PLAIN = Toy("draft misses a token", MEDIUM)
-TOP_K = Toy("top-k target", SMALL, vocab=4, support=3, policy=SamplingPolicy(top_k=2))
-TOP_P = Toy("top-p target", SMALL, vocab=4, support=2, policy=SamplingPolicy(0.8, 0, 0.7))
-GREEDY = Toy("temperature 0 target", MEDIUM, policy=SamplingPolicy(temperature=0.0))
-GREEDY_DRAFT = Toy("one-entry rows", SMALL, support=1)
-TOYS = [PLAIN, TOP_K, TOP_P, GREEDY, GREEDY_DRAFT]
+TOYS = [PLAIN, TOP_K, TOP_P, GREEDY, ONE_ENTRY]
 
 
 def match(case: Case, draws: Draws) -> Verdict:

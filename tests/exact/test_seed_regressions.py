@@ -14,10 +14,9 @@ import pytest
 from dspark import oracle
 from dspark.dyadic import Row
 from dspark.oracle import Prefix, SequenceLaw
+from dspark.proof.toys import verdict_law
 from dspark.tickets import Grid
 from dspark.verify import verify_ratio
-
-from .toys import verdict_law
 
 Depth = Callable[[Prefix], int]
 

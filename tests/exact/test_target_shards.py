@@ -20,6 +20,7 @@ from dspark.logit_edits import LogitEdits, first_state
 from dspark.oracle import Prefix
 from dspark.philox import Domain, Keys
 from dspark.processors import LogitsError, SamplingPolicy, target_row
+from dspark.proof.toys import MEDIUM, SMALL, Case, Toy, joint_law
 from dspark.target_shards import (
     Shards,
     greedy_token,
@@ -33,8 +34,6 @@ from dspark.target_shards import (
 from dspark.tickets import STANDARD, TOTAL, Grid, ResidualIdentityError, TicketError, residual
 from dspark.tickets import pick as whole_pick
 from dspark.verify import Draws, Kind, Verdict
-
-from .toys import MEDIUM, SMALL, Case, Toy, joint_law
 
 INF = np.inf
 COIN = 1 << 64

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dspark import oracle
 from dspark.dyadic import MASS, Row, allocate, greedy_row, softmax64, sparse_row
+from dspark.proof.toys import SMALL
 from dspark.tickets import (
     STANDARD,
     TOTAL,
@@ -24,8 +25,6 @@ from dspark.tickets import (
     target_tickets,
     tickets_from_weights,
 )
-
-from .toys import SMALL
 
 COIN = 1 << 64
 

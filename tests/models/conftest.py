@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from dspark.models.source import GgufSource, TargetSource, load_target, open_target
 from dspark.models.target import TargetModel
 from dspark.models.tokenizer import ChatTokenizer
-from tests.tiny import write_target
+from dspark.proof.tiny_pair import write_target
 
 
 @dataclass(frozen=True)

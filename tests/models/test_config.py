@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dspark.models.config import ModelConfigError, from_hf, read_json
-from tests.tiny import hf_config
+from dspark.proof.tiny_pair import hf_config
 
 
 def without(field: str) -> dict[str, Any]:

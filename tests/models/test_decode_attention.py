@@ -11,7 +11,7 @@ from dspark.models.config import from_hf
 from dspark.models.decode_attention import MOST_ROWS, attend, fits
 from dspark.models.decode_library import library
 from dspark.models.target import KVCache, RaggedAttention, Segment
-from tests.tiny import hf_config
+from dspark.proof.tiny_pair import hf_config
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native library was not compiled")
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from dspark.models.config import ModelConfigError, from_hf
 from dspark.models.drafter import EMBED, DrafterCheckpoint, DrafterNetwork, check_shapes, expected_shapes
+from dspark.proof.tiny_pair import draft_ids, drafter_config, drafter_weights, hf_config, target_weights
 from dspark.training.export import write_checkpoint
 from dspark_workers.slots import DraftSlots
-from tests.tiny import draft_ids, drafter_config, drafter_weights, hf_config, target_weights
 
 TARGET = from_hf(hf_config())
 EMBEDDING = target_weights(TARGET)["model.embed_tokens.weight"]

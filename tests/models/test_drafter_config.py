@@ -10,7 +10,7 @@ import pytest
 
 from dspark.models.config import ModelConfigError, from_hf
 from dspark.models.drafter_config import DrafterConfig, from_json, read
-from tests.tiny import drafter_config, hf_config
+from dspark.proof.tiny_pair import drafter_config, hf_config
 
 TARGET = from_hf(hf_config())
 

@@ -18,7 +18,7 @@ from dspark.models import gguf_source
 from dspark.models.config import DecoderConfig, ModelConfigError, from_hf
 from dspark.models.source import DirectorySource, GgufSource, file_digest, load_embedding, load_target, open_target
 from dspark.models.target import Segment
-from tests.tiny import byte_tokenizer, hf_config, target_weights, write_target
+from dspark.proof.tiny_pair import byte_tokenizer, hf_config, target_weights, write_target
 
 GGUF_NAMES = {v: k for k, v in (gguf_source._TOP_NAMES | gguf_source._LAYER_NAMES).items()}
 
@@ -38,7 +38,7 @@ def interleave(weight: Tensor, heads: int) -> Tensor:
 
 
 def write_gguf(path: Path, extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None) -> DecoderConfig:
-    """The tiny Llama of `tests.tiny` as an fp32 GGUF."""
+    """The tiny Llama of `dspark.proof.tiny_pair` as an fp32 GGUF."""
     config = from_hf(hf_config())
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(config.max_context)

@@ -14,9 +14,9 @@ from dspark.identity import compatibility, token_map_hash, tokenizer_hash
 from dspark.models.config import DecoderConfig, ModelConfigError, from_hf
 from dspark.models.drafter import DrafterCheckpoint
 from dspark.models.source import GgufSource, open_target
+from dspark.proof.tiny_pair import byte_tokenizer, hf_config, write_drafter, write_target
 from dspark.speculative import SHIPPED_DRAFTER, SpeculativeConfig, parse, resolve
 from tests.conftest import TinyPair
-from tests.tiny import byte_tokenizer, hf_config, write_drafter, write_target
 
 TARGET = from_hf(hf_config())
 

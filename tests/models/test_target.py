@@ -11,8 +11,8 @@ from torch import Tensor
 from dspark.models.config import ModelConfigError, from_hf
 from dspark.models.source import load_target
 from dspark.models.target import KVCache, LockstepAttention, RaggedAttention, Segment, TargetModel
+from dspark.proof.tiny_pair import hf_config, target_weights
 from tests.models.conftest import Pair
-from tests.tiny import hf_config, target_weights
 
 LENGTH = 64
 

@@ -15,7 +15,7 @@ from dspark.models.config import ModelConfigError
 from dspark.models.gguf_source import GgufTokenizer
 from dspark.models.source import GgufSource, open_target
 from dspark.models.tokenizer import ChatTemplateError, ChatTokenizer, from_directory, from_gguf
-from tests.tiny import byte_tokenizer, write_target
+from dspark.proof.tiny_pair import byte_tokenizer, write_target
 
 STRINGS = [
     "",

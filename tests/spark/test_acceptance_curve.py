@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dspark.dyadic import sparse_row
+from dspark.proof.tiny_pair import write_drafter, write_target
 from dspark.row import Row
 from dspark_spark.acceptance_curve import match_survival, ratio_survival, reply_bytes
-from tests.tiny import write_drafter, write_target
 
 VOCAB = 3
 

@@ -11,30 +11,14 @@ import pytest
 from dspark.dyadic import Row
 from dspark.philox import Keys
 from dspark_proto import MessageType
-from dspark_spark import draft_link
 from dspark_spark.draft_link import DraftLink
 from dspark_workers.chain import Proposal
-from tests.conftest import TinyPair
-from tests.rig import Parts, Reader, Rig, build_rig, load_parts
+from tests.rig import Parts, Reader, Rig, build_rig
+
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 PROMPT = [3, 14, 15, 92, 65, 35]
 HOT = {"temperature": 1.0, "seed": 5, "max_tokens": 60}
-
-
-@pytest.fixture(scope="module")
-def parts(tiny_pair: TinyPair) -> Parts:
-    return load_parts(tiny_pair.target, tiny_pair.drafter)
-
-
-@pytest.fixture
-def rig(parts: Parts) -> Rig:
-    return build_rig(parts)
-
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_link, "RETRY_S", 0.0)
-    monkeypatch.setattr("dspark_spark.leases.LOSS_PAUSE_S", 0.0)
 
 
 def audits(rig: Rig) -> dict[str, float]:

@@ -14,33 +14,18 @@ from dspark import dyadic
 from dspark_proto import ErrorCode, LocalProtocolError, MessageType, SlotState
 from dspark_spark import draft_link
 from dspark_spark.engine import EngineSettings
-from tests.conftest import TinyPair
-from tests.rig import Parts, Reader, Rig, build_rig, load_parts, type_of
+from tests.rig import Parts, Reader, Rig, build_rig, type_of
+
+pytestmark = pytest.mark.usefixtures("retry_at_once")
 
 PROMPT = [3, 14, 15, 92, 65, 35]
 TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def parts(tiny_pair: TinyPair) -> Parts:
-    return load_parts(tiny_pair.target, tiny_pair.drafter)
-
-
-@pytest.fixture(scope="module")
 def undisturbed(parts: Parts) -> list[int]:
     rig = build_rig(parts)
     return rig.answer(PROMPT, max_tokens=TOKENS).ids
-
-
-@pytest.fixture
-def rig(parts: Parts) -> Rig:
-    return build_rig(parts)
-
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_link, "RETRY_S", 0.0)
-    monkeypatch.setattr("dspark_spark.leases.LOSS_PAUSE_S", 0.0)
 
 
 def pick(kind: MessageType, change: Callable[[bytes], list[bytes]], nth: int = 2) -> Any:

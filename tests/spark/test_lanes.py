@@ -12,7 +12,7 @@ import pytest
 from dspark.dyadic import greedy_row
 from dspark.philox import Domain, Keys
 from dspark_proto import Lane, MessageType
-from dspark_spark import draft_link, engine
+from dspark_spark import engine
 from dspark_spark.api import GenerateRequest, SamplingParams
 from dspark_spark.engine import Engine, EngineSettings
 from dspark_spark.lanes import LANES, choose_lane
@@ -21,24 +21,10 @@ from dspark_workers.chain import Proposal
 from tests.conftest import TinyPair
 from tests.rig import Parts, Reader, Rig, build_rig, load_parts, type_of
 
+pytestmark = pytest.mark.usefixtures("retry_at_once")
+
 PROMPT = [3, 14, 15, 92, 65, 35]
 TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def parts(tiny_pair: TinyPair) -> Parts:
-    return load_parts(tiny_pair.target, tiny_pair.drafter)
-
-
-@pytest.fixture
-def rig(parts: Parts) -> Rig:
-    return build_rig(parts)
-
-
-@pytest.fixture(autouse=True)
-def _retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_link, "RETRY_S", 0.0)
-    monkeypatch.setattr("dspark_spark.leases.LOSS_PAUSE_S", 0.0)
 
 
 def request(

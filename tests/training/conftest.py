@@ -13,10 +13,10 @@ from dspark.models.drafter_config import DrafterConfig
 from dspark.models.source import TargetSource, load_target, open_target
 from dspark.models.target import TargetModel
 from dspark.models.tokenizer import ChatTokenizer
+from dspark.proof.tiny_pair import drafter_config, write_target
 from dspark.training.corpus import CorpusProgress, CorpusSettings, CorpusWriter
 from dspark.training.dataset import Corpus
 from dspark.training.trainer import Trainer, TrainSettings, initial_weights
-from tests.tiny import drafter_config, write_target
 
 SETTINGS = CorpusSettings(
     answer_temperatures=((0.0, 0.35), (0.6, 0.1), (1.0, 0.55)),

@@ -14,6 +14,7 @@ from dspark.errors import UserError
 from dspark.models.source import load_target, open_target
 from dspark.models.target import Segment
 from dspark.models.tokenizer import ChatTokenizer
+from dspark.proof.tiny_pair import write_target
 from dspark.training.corpus import (
     OPENERS,
     CorpusProgress,
@@ -24,7 +25,6 @@ from dspark.training.corpus import (
     template_parts,
 )
 from dspark.training.dataset import Conversation, Corpus
-from tests.tiny import write_target
 from tests.training.conftest import SETTINGS, Written, quiet
 
 

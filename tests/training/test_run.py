@@ -16,13 +16,13 @@ import torch
 from dspark.errors import UserError
 from dspark.models.drafter import DrafterCheckpoint
 from dspark.models.source import load_embedding, open_target
+from dspark.proof.tiny_pair import drafter_config, write_target
 from dspark.speculative import parse, resolve
 from dspark.training import run
 from dspark.training.corpus import CorpusWriter, read_progress
 from dspark.training.report import write_report
 from dspark.training.run import TrainOptions, parse_taps, train
 from dspark.training.trainer import Trainer, read_state
-from tests.tiny import drafter_config, write_target
 
 
 def options_for(target: Path, output: Path) -> TrainOptions:

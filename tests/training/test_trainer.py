@@ -12,9 +12,9 @@ from dspark.errors import UserError
 from dspark.models.config import from_hf
 from dspark.models.drafter import expected_shapes
 from dspark.models.target import Segment
+from dspark.proof.tiny_pair import drafter_config, hf_config, target_weights
 from dspark.training.dataset import Batch, Corpus, make_batch
 from dspark.training.trainer import FROZEN, Trainer, initial_weights
-from tests.tiny import drafter_config, hf_config, target_weights
 from tests.training.conftest import MakeTrainer, Written
 
 

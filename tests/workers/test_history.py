@@ -9,9 +9,9 @@ import torch
 from dspark.models.config import from_hf
 from dspark.models.drafter import EMBED, DrafterNetwork
 from dspark.philox import Keys
+from dspark.proof.tiny_pair import draft_ids, drafter_config, drafter_weights, hf_config, target_weights
 from dspark_workers.chain import DraftPolicy, MarkovChain
 from dspark_workers.history import TokenHistory
-from tests.tiny import draft_ids, drafter_config, drafter_weights, hf_config, target_weights
 
 
 def history(*tokens: int) -> TokenHistory:

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from dspark.models.config import from_hf
 from dspark.models.drafter import EMBED, DrafterNetwork
 from dspark.models.packed_blocks import PackedBlockAttention
+from dspark.proof.tiny_pair import drafter_config, drafter_weights, hf_config, target_weights
 from dspark.training.dataset import Batch
 from dspark_workers.slots import ContextFullError, DraftSlots
-from tests.tiny import drafter_config, drafter_weights, hf_config, target_weights
 
 TARGET = from_hf(hf_config())
 CONFIG = drafter_config(TARGET)

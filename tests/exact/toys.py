@@ -1,1 +1,0 @@
-from dspark.proof.toys import *  # noqa: F403

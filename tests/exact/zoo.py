@@ -1,1 +1,0 @@
-from dspark.proof.zoo import CLEAN, MUTANTS  # noqa: F401
