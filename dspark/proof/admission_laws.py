@@ -62,16 +62,16 @@ def saturated(_toy: Toy, prefix: Prefix) -> Fraction:
     return Fraction(1) if not prefix or prefix[-1] == 0 else Fraction(1, 2)
 
 
-def _confidences(case: Case, head: Confidence) -> list[Fraction]:
+def confidences_of(case: Case, head: Confidence) -> list[Fraction]:
     return [head(case.toy, case.prefix + case.tokens[:k]) for k in range(len(case.tokens))]
 
 
-def _cut(case: Case, depth: int) -> Case:
+def cut_to(case: Case, depth: int) -> Case:
     return replace(case, rows=case.rows[:depth], tokens=case.tokens[:depth])
 
 
 @cache
-def _verdicts(toy: Toy, prefix: Prefix, tokens: Prefix) -> dict[Verdict, Fraction]:
+def verdicts_of(toy: Toy, prefix: Prefix, tokens: Prefix) -> dict[Verdict, Fraction]:
     rows = tuple(toy.draft(prefix + tokens[:i]) for i in range(len(tokens)))
     case = Case(toy, prefix, rows, tokens)
     return verdict_law(lambda draws: production(case, draws), toy.grid.coin)
@@ -107,8 +107,8 @@ def admitted_law(toy: Toy, longest: int, length: int, depth_of: Depth, head: Con
     def one_round(prefix: Prefix) -> SequenceLaw:
         law: SequenceLaw = {}
         for case, share in proposals(toy, prefix, longest):
-            kept = _cut(case, depth_of(_confidences(case, head)))
-            for verdict, chance in _verdicts(toy, prefix, kept.tokens).items():
+            kept = cut_to(case, depth_of(confidences_of(case, head)))
+            for verdict, chance in verdicts_of(toy, prefix, kept.tokens).items():
                 emitted = (*case.tokens[: verdict.accepted], verdict.token)
                 law[emitted] = law.get(emitted, Fraction(0)) + share * chance
         return law
@@ -190,7 +190,7 @@ def pair_law(depths_of: Depths, head: Confidence, length: int) -> SequenceLaw:
     def appended(case: Case, prefix: Prefix) -> list[tuple[Prefix, Fraction]]:
         if len(prefix) >= length:
             return [(prefix, Fraction(1))]
-        verdicts = _verdicts(case.toy, case.prefix, case.tokens).items()
+        verdicts = verdicts_of(case.toy, case.prefix, case.tokens).items()
         return [((*prefix, *case.tokens[: v.accepted], v.token), share) for v, share in verdicts]
 
     @cache
@@ -200,9 +200,9 @@ def pair_law(depths_of: Depths, head: Confidence, length: int) -> SequenceLaw:
         found: SequenceLaw = {}
         for left, p_left in drawn(FIRST, one):
             for right, p_right in drawn(SECOND, two):
-                depths = depths_of([_confidences(left, head), _confidences(right, head)])
-                for after_one, p in appended(_cut(left, depths[0]), one):
-                    for after_two, r in appended(_cut(right, depths[1]), two):
+                depths = depths_of([confidences_of(left, head), confidences_of(right, head)])
+                for after_one, p in appended(cut_to(left, depths[0]), one):
+                    for after_two, r in appended(cut_to(right, depths[1]), two):
                         for tokens, rest in law(after_one, after_two).items():
                             found[tokens] = found.get(tokens, Fraction(0)) + p_left * p_right * p * r * rest
         return found
@@ -275,7 +275,7 @@ def remembering_law(toy: Memoryless, memory: Memory, length: int) -> SequenceLaw
         found: SequenceLaw = {}
         for chain, share in chains(past):
             refused = memory.stale_rule and past and past[0] != 0
-            for verdict, chance in _verdicts(toy, (), () if refused else chain).items():
+            for verdict, chance in verdicts_of(toy, (), () if refused else chain).items():
                 emitted = (*chain[: verdict.accepted], verdict.token)
                 for tokens, rest in law(text + emitted, chain[len(emitted) :]).items():
                     found[tokens] = found.get(tokens, Fraction(0)) + share * chance * rest

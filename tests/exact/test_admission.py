@@ -42,13 +42,13 @@ from dspark.proof.admission_laws import (
     Confidence,
     Depths,
     Threshold,
-    _verdicts,
+    confidences_of,
+    cut_to,
     erratic,
     overlap,
     saturated,
+    verdicts_of,
 )
-from dspark.proof.admission_laws import _confidences as confidences
-from dspark.proof.admission_laws import _cut as cut
 from dspark.proof.toys import MEDIUM, SMALL, Case, Toy, proposals, verdict_law
 from dspark.tickets import Grid
 from dspark.verify import Draws, Verdict, verify_match
@@ -59,15 +59,15 @@ from .test_seed_regressions import APPENDIX_A, DRAFT, TARGET, admitted_law, firs
 
 def verdicts(case: Case) -> dict[Verdict, Fraction]:
     """Exact law of the production step; a case follows from toy, prefix and tokens, so each is explored once."""
-    return _verdicts(case.toy, case.prefix, case.tokens)
+    return verdicts_of(case.toy, case.prefix, case.tokens)
 
 
 def stopped_round(toy: Toy, prefix: Prefix, longest: int, rule: StoppingRule, head: Confidence) -> SequenceLaw:
     """Law of one round behind an admission rule."""
     law: SequenceLaw = {}
     for case, share in proposals(toy, prefix, longest):
-        (depth,) = admit(rule, [confidences(case, head)], ALONE)
-        for verdict, chance in verdicts(cut(case, depth)).items():
+        (depth,) = admit(rule, [confidences_of(case, head)], ALONE)
+        for verdict, chance in verdicts(cut_to(case, depth)).items():
             emitted = (*case.tokens[: verdict.accepted], verdict.token)
             law[emitted] = law.get(emitted, Fraction(0)) + share * chance
     return law
@@ -159,8 +159,8 @@ def test_a_rule_over_past_outcomes_keeps_the_joint_law() -> None:
             return {prefix[:3]: Fraction(1)}
         found: SequenceLaw = {}
         for case, share in proposals(PLAIN, prefix, 2):
-            (depth,) = admit(AsLastTime(), [confidences(case, overlap)], ALONE, [past])
-            for verdict, chance in verdicts(cut(case, depth)).items():
+            (depth,) = admit(AsLastTime(), [confidences_of(case, overlap)], ALONE, [past])
+            for verdict, chance in verdicts(cut_to(case, depth)).items():
                 emitted = (*prefix, *case.tokens[: verdict.accepted], verdict.token)
                 for tokens, rest in law(emitted, (PastRound(depth, verdict.accepted),)).items():
                     found[tokens] = found.get(tokens, Fraction(0)) + share * chance * rest
@@ -272,8 +272,8 @@ def pair_law(depths_of: Depths, head: Confidence, length: int) -> dict[Both, Fra
         found: dict[Both, Fraction] = {}
         for one, p_one in drawn(FIRST, state[0]):
             for two, p_two in drawn(SECOND, state[1]):
-                depths = depths_of([confidences(one, head), confidences(two, head)])
-                for after, share in outcomes((cut(one, depths[0]), cut(two, depths[1])), state):
+                depths = depths_of([confidences_of(one, head), confidences_of(two, head)])
+                for after, share in outcomes((cut_to(one, depths[0]), cut_to(two, depths[1])), state):
                     for tokens, rest in law(after).items():
                         found[tokens] = found.get(tokens, Fraction(0)) + p_one * p_two * share * rest
         return found
