@@ -79,16 +79,21 @@ def _check_packages(report: Report) -> None:
 def _check_torch(report: Report) -> None:
     import torch
 
+    from dspark.models import panels
     from dspark.models.linear import packed_fp32_works
 
     cuda = torch.cuda.is_available()
     report.facts |= {
         "torch": torch.__version__,
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "decode_kernels": "native" if panels.works() else "torch",
         "packed_fp32_products": packed_fp32_works(),
     }
-    if not packed_fp32_works():
-        report.findings.append("this torch lacks blocked fp32 products: verifying several rows costs more here")
+    if not panels.works():
+        report.findings.append(
+            "the native decode kernels are not in use: verifying several rows costs more, and greedy near-ties can "
+            "differ with speculation; install again with a C compiler, and without DSPARK_NATIVE=0"
+        )
     if not placement.fast_bf16() and not cuda:
         report.findings.append("this CPU has no native bf16: --dtype auto takes fp32, bf16 would be slower")
     if len(placement.choose().cores) == 1:

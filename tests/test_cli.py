@@ -140,7 +140,9 @@ def test_doctor_reports_this_machine() -> None:
     assert report["choices"]["dtype"] == placement.choose_dtype("auto", "cpu")
     assert "PASSIVE" in report["choices"]["waiting"]
     assert report["facts"]["dspark"] == __version__
-    assert set(report["facts"]) >= {"torch", "cores", "memory_gib", "native_bf16", "cuda_devices"}
+    assert set(report["facts"]) >= {
+        "torch", "cores", "memory_gib", "native_bf16", "cuda_devices", "row_kernels", "decode_kernels"
+    }  # fmt: skip
 
 
 def test_doctor_for_people(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dspark import launch
+from dspark import launch, roles
 from dspark.launch import LocalWorker, WorkerStartError
+from tests.conftest import TinyPair
 
 PYTHON = sys.executable
 
@@ -142,3 +143,22 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     pid = worker.pid
     worker.stop()
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_copying_is_passed_to_the_worker(monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair, copy: bool) -> None:
+    started: list[list[str]] = []
+
+    class Recorded:
+        def __init__(self, arguments: list[str], **_: object) -> None:
+            started.append(arguments)
+
+        def start(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(launch, "LocalWorker", Recorded)
+    machine = roles.Machine(str(tiny_pair.target), "cpu", "fp32", 1, 2, 128)
+    with roles.local_worker(machine, tiny_pair.speculative(), restart=False, log=lambda text: None, copy=copy):
+        pass
+    assert ("--no-copy" in started[0]) is not copy

@@ -41,6 +41,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start:
     kv_heads, length, _ = keys.shape
     assert start + rows <= length, f"{rows} rows at {start} do not fit a cache of {length}"
     q, k, v = (_dense_heads(t) for t in (q, k, v))
+    # Fresh memory each time: some kilobytes, which malloc hands back from its cache.
     out = torch.empty(rows, heads * dim)
     threads = torch.get_num_threads()
     scratch = torch.empty(threads, start + rows + _LANES)

@@ -54,6 +54,7 @@ class PanelWeight:
         y = torch.empty((*x.shape[:-1], self.out_features))
         rows = math.prod(x.shape[:-1])
         if rows:
+            # Fresh memory each time: a row or six of floats, which malloc hands back from its cache.
             scratch = torch.empty_like(x)
             self._native.dspark_product(
                 self._memory.data_ptr(), x.data_ptr(), scratch.data_ptr(), y.data_ptr(),

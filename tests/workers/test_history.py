@@ -43,6 +43,8 @@ def test_no_run_crosses_a_gap() -> None:
     assert told.continuation([1, 2]) is None
     assert told.continuation([2, 3]) is None
     assert told.continuation([3, 4]) == (5, 2)
+    assert told.continuation([-1, -1]) is None
+    assert told.continuation([2, -1]) is None
     assert told.tail(6) == [3, 4]
     assert told.tail(4) == [-1, -1]
 

@@ -473,3 +473,18 @@ def test_the_rows_of_a_reply_are_the_rows_of_its_draws(parts: Parts, monkeypatch
         np.testing.assert_array_equal(wire, q)
         np.testing.assert_allclose(wire.sum(axis=1), 1)
     drafts(events)
+
+
+def test_a_reset_forgets_the_text(parts: Parts) -> None:
+    """The new generation's context starts empty, and nothing of the last round survives into it."""
+    worker = parts.worker()
+    spark = spark_of(parts, worker)
+    spark.open(0)
+    spark.step(0)
+    lease = worker.peers[spark.name].leases[0]
+    assert lease.history is not None
+    assert lease.history._tokens[-1] == 7  # the anchor
+    assert lease.drafted[1]
+    spark.tell(spark.connection.reset(0, Cause.ROUND_TIMED_OUT))
+    assert lease.history._tokens == []
+    assert lease.drafted == (0, [])
