@@ -123,6 +123,50 @@ def verify(
     return depth, pick(target[depth], uniform("bonus", depth), coin), "bonus"
 
 
+def block_weight(before: Fraction, p: Fraction, q: Fraction, total: int) -> Fraction:
+    """Share of a prefix's probability that block verification may keep, after one more token; a multiple of 1/total."""
+    return min(Fraction(1), Fraction(floor(before * p / q * total), total))
+
+
+def verify_block(
+    target: Sequence[Sequence[int]],
+    rows: Sequence[Mapping[int, int]],
+    tokens: Sequence[int],
+    uniform: Callable[[str, int], int],
+    mass: int,
+    total: int,
+    coin: int,
+) -> Outcome:
+    """One round of block verification; arguments as ``verify`` has them."""
+    p = [[Fraction(ticket, total) for ticket in row] for row in target]
+    q = [{token: Fraction(count, mass) for token, count in row.items()} for row in rows]
+    weights = [Fraction(1)]
+    for index, token in enumerate(tokens):
+        weights.append(block_weight(weights[-1], p[index][token], q[index][token], total))
+    depth = len(tokens)
+    for kept in range(depth, 0, -1):
+        chance = weights[kept]
+        if kept < depth:
+            left = sum(block_masses(weights[kept], p[kept], q[kept], total))
+            chance = left / (left + 1 - weights[kept]) if left else Fraction(0)
+        if Fraction(uniform("acceptance", kept - 1), coin) < chance:
+            break
+    else:
+        kept = 0
+    if kept == depth:
+        return depth, pick(target[depth], uniform("bonus", depth), coin), "bonus"
+    masses = [int(share * total**2) for share in block_masses(weights[kept], p[kept], q[kept], total)]
+    return kept, pick(masses, uniform("correction", kept), coin), "correction"
+
+
+def block_masses(weight: Fraction, p: Sequence[Fraction], q: Mapping[int, Fraction], total: int) -> list[Fraction]:
+    """What is left of every token's share of a kept prefix once its drafted continuations have taken theirs."""
+    return [
+        weight * share - (q[token] * block_weight(weight, share, q[token], total) if token in q else 0)
+        for token, share in enumerate(p)
+    ]
+
+
 # --- laws --------------------------------------------------------------------------------------
 
 
@@ -259,9 +303,7 @@ def survivors(weights: Sequence[Fraction], min_p: Fraction, top_k: int, top_p: F
 # --- lanes and admission -----------------------------------------------------------------------
 
 
-def match(
-    target: Sequence[Sequence[int]], tokens: Sequence[int], uniform: Callable[[int], int], coin: int
-) -> Outcome:
+def match(target: Sequence[Sequence[int]], tokens: Sequence[int], uniform: Callable[[int], int], coin: int) -> Outcome:
     """One round of the match lane: (accepted, last token, kind); ``uniform(index)`` is in [0, coin).
 
     The target's own tokens come first, drafts are compared afterwards: this says that they change no token.

@@ -4,9 +4,10 @@
 
 Fields: `method` ("dspark"), `model` (a drafter directory; the shipped drafter when the embedded target is served),
 `num_speculative_tokens` (default: the drafter's block size; 0 serves the target alone and then nothing else of the
-drafter is read, loaded or validated), and two of our own: `draft_temperature` (null follows the request) and
-`draft_support` (entries of a sampled q row: 16, 32, 64 or 256; null takes 32, and 256 where the draft temperature is
-so high that 32 entries would lose acceptance).
+drafter is read, loaded or validated), `rejection_sample_method` ("block", the default, judges a proposal as a whole and
+accepts more; "standard" judges token by token; both are exact), and two of our own: `draft_temperature` (null follows
+the request) and `draft_support` (entries of a sampled q row: 16, 32, 64 or 256; null takes 32, and 256 where the draft
+temperature is so high that 32 entries would lose acceptance).
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ SHIPPED_DRAFTER = Path(__file__).parent / "checkpoints" / "smollm2-135m-instruct
 USUAL_SUPPORT, WIDE_SUPPORT, WIDE_TEMPERATURE = 32, 256, 0.85
 
 
+RejectionMethod = Literal["standard", "block"]
+
+
 class SpeculativeConfig(BaseModel):
     """The parsed flag. Unknown fields are refused: a typo must not silently turn speculation off."""
 
@@ -38,6 +42,7 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=drafter_config.MAX_BLOCK)
     draft_temperature: float | None = Field(default=None, ge=0.0, le=4.0)
     draft_support: Literal[16, 32, 64, 256] | None = None
+    rejection_sample_method: RejectionMethod = "block"
 
     @property
     def enabled(self) -> bool:
@@ -53,6 +58,7 @@ class ResolvedDrafter:
     depth: int
     draft_temperature: float | None
     draft_support: int | None
+    rejection_sample_method: RejectionMethod = "block"
 
     @property
     def max_support(self) -> int:
@@ -95,5 +101,10 @@ def resolve(speculative: SpeculativeConfig, target_name: str, target: DecoderCon
             f"{config.block_size}: a block drafter's positions collapse past its trained block"
         )
     return ResolvedDrafter(
-        directory, config, depth, speculative.draft_temperature, speculative.draft_support
+        directory,
+        config,
+        depth,
+        speculative.draft_temperature,
+        speculative.draft_support,
+        speculative.rejection_sample_method,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dspark.proof import edited_toys, lanes, shard_steps, zoo
+from dspark.proof import block_steps, edited_toys, lanes, shard_steps, zoo
 from dspark.proof.admission_laws import (
     A_CURVE,
     Memory,
@@ -97,6 +97,17 @@ _EDITED = {
     "bonus row without edits": ("the last row of a block is not edited", False),
     "prompt left out of the repetition penalty": ("only generated ids are penalised", True),
 }
+# name: (mistake, seen by the first token)
+_BLOCK = {
+    "block weight is not capped": ("a draft that q underrates pays for more than itself", False),
+    "block weight from the next target row": ("row i + 1 weighs draft i", True),
+    "block prefixes tried from the shortest": ("the first refusal ends the round, as in token verification", True),
+    "block prefix kept with its weight": ("the chance of the whole proposal for every prefix", True),
+    "one number for all prefixes of a block": ("the number that refused the whole decides on its parts", True),
+    "block correction of token verification": ("max(p - q, 0), as if the prefix had its full weight", False),
+    "block correction without the weight of its prefix": ("p - w q instead of w p - q", False),
+    "block correction from p": ("after a cut the target itself is sampled", True),
+}
 _MATCH = {
     "match lane redraws after a rejection": "a rejected draft is followed by a second sample of p",
     "match lane excludes x with the number that rejected it": "p without x, drawn with the number that was not x",
@@ -125,6 +136,9 @@ def _all() -> list[Mutant]:
             lambda: replace(PRODUCTION, edited=edited_toys.without_rollback()),
         )
     )  # fmt: skip
+    found += [
+        _mutant("block", name, bug, seen, block_steps.BLOCK_MUTANTS[name]) for name, (bug, seen) in _BLOCK.items()
+    ]
     found += [_mutant("match", name, bug, True, lanes.MATCH_MUTANTS[name]) for name, bug in _MATCH.items()]
     found += [_mutant("greedy", name, bug, seen, lanes.GREEDY_MUTANTS[name]) for name, (bug, seen) in _GREEDY.items()]
     found += [
@@ -163,6 +177,7 @@ def _worker() -> list[Mutant]:
 
 def _equivalents() -> list[Mutant]:
     found = [_mutant("ratio", name, "same law", None, step) for name, step in zoo.EQUIVALENTS.items()]
+    found += [_mutant("block", name, "same law", None, step) for name, step in block_steps.BLOCK_EQUIVALENTS.items()]
     found += [_mutant("match", name, "same law", None, step) for name, step in lanes.MATCH_EQUIVALENTS.items()]
     found += [_mutant("sharded", name, "same law", None, step) for name, step in shard_steps.SHARD_EQUIVALENTS.items()]
     found.append(_mutant("memory", "position-only keys at a fixed depth", "nobody looks at old drafts", None,

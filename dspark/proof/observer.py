@@ -25,6 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from dspark import verify
+from dspark.block_verification import verify_block
 from dspark.dyadic import Int64s, Row
 from dspark.philox import Domain, Keys
 from dspark.proof.chi_square import ImpossibleError, Outcome, chi_square, z_test
@@ -33,7 +34,7 @@ from dspark.tickets import STANDARD, TOTAL, Grid, residual
 from dspark.verify import Verdict
 
 TicketsAt = Callable[[int], Int64s]
-RATIO, MATCH = "ratio", "match"
+RATIO, BLOCK, MATCH = "ratio", "block", "match"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,20 @@ class Observer:
             position = anchor_position + 1 + verdict.accepted
             self.corrected.append(Corrected(verdict.token, _place(masses, verdict.token, keys, position)))
         self._commit(RATIO, tickets_at, tokens, anchor_position, keys, verdict)
+        return verdict
+
+    def verify_block(
+        self,
+        tickets_at: TicketsAt,
+        rows: Sequence[Row],
+        tokens: Sequence[int],
+        anchor_position: int,
+        keys: Keys,
+        grid: Grid = STANDARD,
+    ) -> Verdict:
+        """In the place of ``verify_block``. A block is judged as a whole: no single draft has a chance of its own."""
+        verdict = verify_block(tickets_at, rows, tokens, anchor_position, keys, grid)
+        self._commit(BLOCK, tickets_at, tokens, anchor_position, keys, verdict)
         return verdict
 
     def verify_match(

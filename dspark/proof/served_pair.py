@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -144,6 +144,18 @@ class Served:
         found = (line.rpartition(" ") for line in lines if line.partition("{")[0].partition(" ")[0] == f"dspark:{name}")
         return sum(float(value) for series, _, value in found if all(label in series for label in wanted))
 
+    @contextmanager
+    def block_rule(self) -> Iterator[None]:
+        """Proposals of the ratio lane are judged as blocks. For an engine at rest."""
+        engine = self.spark.engine
+        drafter = engine.drafter
+        assert drafter is not None
+        engine.drafter = replace(drafter, rejection_sample_method="block")
+        try:
+            yield
+        finally:
+            engine.drafter = drafter
+
     def wait_up(self) -> None:
         """Until drafts can come. Raises ServingError after ``WAIT_S`` seconds."""
         until = time.monotonic() + WAIT_S
@@ -189,9 +201,11 @@ def serve(
 ) -> Iterator[Served]:
     """Engine and endpoint of this process, with the observer between engine and verification.
 
-    speculative: fields of the speculative configuration, e.g. ``draft_temperature``.
+    speculative: fields of the speculative configuration, e.g. ``draft_temperature``. Proposals are judged token by
+    token, unless it says otherwise or inside ``Served.block_rule``.
     """
-    config = json.dumps({"method": "dspark", "model": str(pair.drafter), **speculative})
+    usual = {"method": "dspark", "model": str(pair.drafter), "rejection_sample_method": "standard"}
+    config = json.dumps({**usual, **speculative})
     machine = roles.Machine(str(pair.target), "cpu", "fp32", 1, SLOTS, CONTEXT)
     with ExitStack() as stack:
         spark = roles.build_spark(machine, config, worker.endpoint, deadline_ms)
@@ -208,6 +222,7 @@ def _observed(observer: Observer) -> Any:
 
     replaced: dict[str, Any] = {
         "verify_ratio": observer.verify_ratio,
+        "verify_block": observer.verify_block,
         "verify_match": observer.verify_match,
         "sample_target_only": observer.sample_target_only,
     }

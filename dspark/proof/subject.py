@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dspark.dense import validate_dense_reply
 from dspark.dyadic import validate_reply
-from dspark.proof import edited_toys, lanes, shard_steps, toys
+from dspark.proof import block_steps, edited_toys, lanes, shard_steps, toys
 from dspark.proof.admission_laws import FRESH, Depth, Depths, Memory, early_stop, shared_budget
 from dspark.proof.shard_steps import Rank
 from dspark.proof.toys import Drawn, Step
@@ -21,7 +21,7 @@ from dspark.proof.worker_steps import ReadDense, ReadSparse
 @dataclass(frozen=True)
 class Subject:
     """Fields:
-    ratio, match, greedy: verification steps of the lanes.
+    ratio, match, greedy: verification steps of the lanes; block: the ratio lane's other rule.
     edited: the ratio step over rows that processors with a memory make.
     sharded: one rank's step.
     drawn: law of the token that the worker drafts.
@@ -31,6 +31,7 @@ class Subject:
     """
 
     ratio: Step = toys.production
+    block: Step = block_steps.production_block
     match: Step = lanes.match_step
     greedy: Step = lanes.greedy_step
     edited: Step = edited_toys.production_step

@@ -37,6 +37,7 @@ from dspark.proof.admission_laws import (
     stopping,
     uniform_toy,
 )
+from dspark.proof.block_steps import TINY, exact_block_grid, expected_accepted
 from dspark.proof.claims import Claim, FactClaim, LawClaim, first_difference, parts, total_variation
 from dspark.proof.edited_toys import EDITED_TOYS
 from dspark.proof.shard_steps import sharded_law
@@ -75,6 +76,8 @@ def zoo_claims() -> list[Claim]:
     ratio += [_lane_claim("ratio", toy, 2, 3) for toy in ZOO_TOYS]
     lanes = [_lane_claim("match", toy, depth, 2) for toy in ZOO_TOYS for depth in (1, 2)]
     lanes += [_lane_claim("greedy", toy, 2, 3) for toy in COLD]
+    lanes += [_lane_claim("block", replace(toy, grid=TINY), 2, 3) for toy in (*ZOO_TOYS, DENSE)]
+    lanes.append(_lane_claim("block", replace(NARROW, grid=TINY), 3, 3))
     return [*ratio, *lanes, *_edited(3, depths=(1, 2)), *_shards(few=True), *_admission(), *_other()]
 
 
@@ -100,6 +103,10 @@ def _lanes() -> Iterator[LawClaim]:
             yield from (_lane_claim(lane, toy, depth, 3) for depth in (0, 1, 2))
         yield _lane_claim(lane, replace(PLAIN, grid=SMALL), 3, 3)
         yield _lane_claim(lane, NARROW, 4, 3)
+    for toy in (replace(toy, grid=TINY) for toy in TOYS):
+        yield from (_lane_claim("block", toy, depth, 3) for depth in (0, 1, 2))
+    yield _lane_claim("block", replace(PLAIN, grid=TINY), 3, 3)
+    yield _lane_claim("block", replace(NARROW, grid=TINY), 4, 3)
     for toy in COLD:
         yield from (_lane_claim("greedy", toy, depth, 3) for depth in range(5))
 
@@ -111,6 +118,11 @@ def _deep() -> Iterator[LawClaim]:
             yield _lane_claim(lane, replace(toy, grid=SMALL), 3, 4)
         yield _lane_claim(lane, NARROW, 4, 5)
         yield _lane_claim(lane, replace(PLAIN, grid=SMALL), 4, 4)
+    for toy in TOYS:
+        yield _lane_claim("block", replace(toy, grid=TINY), 2, 4)
+        finer = replace(toy, name=f"{toy.name}, finer grid", grid=exact_block_grid(8, 16))
+        yield _lane_claim("block", finer, 2, 3)
+    yield _lane_claim("block", replace(PLAIN, grid=TINY), 4, 4)
 
 
 def _rounds() -> Iterator[Claim]:
@@ -127,6 +139,8 @@ def _rounds() -> Iterator[Claim]:
                     partial(law, toy.p, toy.q, prefix, 2),
                 )
     yield FactClaim("first draft is accepted with sum min(p, q) and sum p q", parts("ratio", "match"), _acceptance, 4)
+    yield FactClaim("block: drafts accepted as its definition says", parts("block"), _block_acceptance, 4)
+    yield FactClaim("block: no fewer drafts accepted than token by token", frozenset(), _block_gain, 6)
     yield FactClaim("serving constants: joint law of two tokens within 12 / 2**64", parts("ratio"), _serving_constants)
 
 
@@ -145,11 +159,31 @@ def _acceptance(subject: Subject) -> str | None:
     return first_difference(pairs)
 
 
-def _accepted(toy: Toy, step: Step) -> Fraction:
+def _block_acceptance(subject: Subject) -> str | None:
+    pairs = []
+    for toy in (replace(PLAIN, grid=TINY), replace(COLD_DRAFT, grid=TINY)):
+        for depth in (1, 2):
+            wanted = expected_accepted(toy, depth, block=True)
+            pairs.append((f"{toy.name}, depth {depth}", _accepted(toy, subject.block, depth), wanted))
+    return first_difference(pairs)
+
+
+def _block_gain(_: Subject) -> str | None:
+    """At the serving constants, up to the floors of the weights; toys whose q misses a token gain too."""
+    pairs = []
+    for toy in (Toy("standard", STANDARD), Toy("standard, colder", STANDARD, support=3, draft_temperature=0.5)):
+        for depth in (1, 2, 3):
+            block, token = (expected_accepted(toy, depth, block=rule) for rule in (True, False))
+            floors = Fraction(depth * toy.vocab**depth, STANDARD.total)
+            pairs.append((f"{toy.name}, depth {depth}", block + floors >= token, True))
+    return first_difference(pairs)
+
+
+def _accepted(toy: Toy, step: Step, depth: int = 1) -> Fraction:
     total = Fraction(0)
-    for case, share in proposals(toy, (), 1):
+    for case, share in proposals(toy, (), depth):
         law = verdict_law(lambda draws, case=case: step(case, draws), toy.grid.coin)  # type: ignore[misc]
-        total += share * sum(chance for verdict, chance in law.items() if verdict.accepted)
+        total += share * sum(chance * verdict.accepted for verdict, chance in law.items())
     return total
 
 

@@ -55,6 +55,7 @@ def claims(rounds: int = 150, seed: int = 0) -> list[Claim]:
     ends = "coins at the edge of acceptance, corrections at the edges of the residual"
     return [
         FactClaim("rounds of the ratio lane", parts("ratio"), lambda s: first_difference(_ratio(s, seeds)), rounds),
+        FactClaim("rounds of block verification", parts("block"), lambda s: first_difference(_block(s, seeds)), rounds),
         FactClaim("rounds of the match lane", parts("match"), lambda s: first_difference(_match(s, seeds)), rounds),
         FactClaim("rounds of the greedy lane", parts("greedy"), lambda s: first_difference(_greedy(s, seeds)), rounds),
         FactClaim(ends, parts("ratio"), lambda s: first_difference(_edges(s)), 7 * len(_EDGES)),
@@ -135,6 +136,24 @@ def _ratio(subject: Subject, seeds: range) -> Iterator[Pair]:
         first = case.anchor_position + 1
         wanted = _oracle_round(case, lambda kind, index: keys.draw64(_DOMAINS[kind], first + index))  # noqa: B023
         verdict = subject.ratio(case, keys)
+        yield f"seed {seed}", (verdict.accepted, verdict.token, verdict.kind.value), wanted
+
+
+def _block(subject: Subject, seeds: range) -> Iterator[Pair]:
+    for seed in seeds:
+        keys = Keys(seed, 1, seed % 9)
+        case = _case(_random_toy(seed), keys, seed % 7)
+        first, rows = case.anchor_position + 1, [_as_dict(row) for row in case.rows]
+        wanted = oracle.verify_block(
+            _target_lists(case),
+            rows,
+            case.tokens,
+            lambda kind, index: keys.draw64(_DOMAINS[kind], first + index),  # noqa: B023
+            MASS,
+            TOTAL,
+            COIN,
+        )
+        verdict = subject.block(case, keys)
         yield f"seed {seed}", (verdict.accepted, verdict.token, verdict.kind.value), wanted
 
 

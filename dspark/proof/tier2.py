@@ -21,6 +21,7 @@ from dspark.philox import Domain, Keys
 from dspark.processors import SamplingPolicy
 from dspark.proof.chi_square import Outcome, chi_square, g_test, merged_cells
 from dspark.proof.observer import (
+    BLOCK,
     acceptance_test,
     best_token_test,
     correction_test,
@@ -69,7 +70,14 @@ _TESTS = (
     *(f"numbers of {name} at one position are independent, chi2" for name in _NUMBERS),
     "proposal numbers of consecutive rounds are independent, chi2",
 )
-DECLARED: tuple[tuple[str, str], ...] = tuple((TIER, name) for name in _TESTS)
+_BLOCK_TESTS = (
+    f"block rule over HTTP: {_JOINT}, chi2",
+    f"block rule over HTTP: {_JOINT}, G",
+    "long texts, block rule: places in the target rows, chi2",
+    "long texts, block rule: places of consecutive tokens, chi2",
+    "long texts, block rule: how often the most likely token came, z",
+)
+DECLARED: tuple[tuple[str, str], ...] = tuple((TIER, name) for name in (*_TESTS, *_BLOCK_TESTS))
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,9 @@ def run(served: Served, sizes: Sizes, seed: int, evidence: Evidence, log: Callab
     joint_tests(evidence, TIER, "match lane: ", samples, plain, ("chi2", "G"))
     log(f"tier 2: {sizes.long} texts of {sizes.length} tokens")
     _long(served, sizes, seed, evidence)
+    log(f"tier 2: {sizes.short} requests and {sizes.long} texts under the block rule")
+    with served.block_rule():
+        _block(served, plain, sizes, seed, evidence)
     _numbers(seed, evidence)
     _facts(served, seed, evidence)
 
@@ -168,6 +179,20 @@ def _long(served: Served, sizes: Sizes, seed: int, evidence: Evidence) -> None:
             seen = sum(draft.accepted for draft in drafts) / len(drafts)
             expected = sum(draft.chance for draft in drafts) / len(drafts)
             evidence.rates.append(Rate(place + 1, len(drafts), seen, expected))
+
+
+def _block(served: Served, law: TokenLaw, sizes: Sizes, seed: int, evidence: Evidence) -> None:
+    """The same laws where proposals are judged as a whole."""
+    seeds = request_seeds(seed, 5, sizes.short + sizes.long)
+    samples = firsts(served.many(seeds[: sizes.short], max_tokens=4, **PLAIN.body()), 3)
+    joint_tests(evidence, TIER, "block rule over HTTP: ", samples, law, ("chi2", "G"))
+    served.observer.clear()
+    served.many(seeds[sizes.short :], max_tokens=sizes.length, temperature=1.0)
+    committed = served.observer.committed
+    for name, test in zip(_BLOCK_TESTS[2:], (place_test, neighbour_test, best_token_test), strict=True):
+        evidence.test(TIER, name, len(committed), partial(test, committed))
+    judged = sum(token.lane == BLOCK for token in committed)
+    evidence.fact(TIER, "tokens came from the block rule", judged > 0, f"{judged} of {len(committed)}")
 
 
 def _numbers(seed: int, evidence: Evidence) -> None:

@@ -1,8 +1,8 @@
 """From target logits to committed tokens: judge a proposal, or sample without one.
 
 Greedy requests compare argmaxes, the others integer rows; no float crosses a decision. Rows are edited and processed
-one by one, as far as the judgement gets. Called by `engine` for one request at a time; a row that defines no
-distribution raises, which ends that request alone.
+one by one, as far as the judgement gets: token by token to the first rejection, as a block to the last draft. Called
+by `engine` for one request at a time; a row that defines no distribution raises, which ends that request alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Sequence as Tokens
 import torch
 from torch import Tensor
 
+from dspark.block_verification import verify_block
 from dspark.dyadic import Float32s, Int64s
 from dspark.logit_edits import BlockStates
 from dspark.processors import LogitsError, greedy_token, target_row
+from dspark.speculative import RejectionMethod
 from dspark.verify import sample_target_only, verify_greedy, verify_match, verify_ratio
 from dspark_proto import Lane
 from dspark_spark.proposals import Proposal
@@ -44,8 +46,10 @@ class TargetRows:
         return chosen
 
 
-def judge(sequence: Sequence, logits: Tensor, proposal: Proposal) -> tuple[int, int]:
+def judge(sequence: Sequence, logits: Tensor, proposal: Proposal, method: RejectionMethod = "block") -> tuple[int, int]:
     """Drafts accepted, and the token after them. logits: [depth + 1, vocab].
+
+    method: the rule of the ratio lane; the others have one each.
 
     Raises LogitsError, and ResidualIdentityError when p or q do not add up.
     """
@@ -58,9 +62,8 @@ def judge(sequence: Sequence, logits: Tensor, proposal: Proposal) -> tuple[int, 
         verdict = verify_match(rows.tickets_at, drafts, sequence.anchor_position, sequence.keys())
     else:
         rows = TargetRows(sequence, logits, drafts)
-        verdict = verify_ratio(
-            rows.tickets_at, proposal.rows, drafts, sequence.anchor_position, sequence.keys()
-        )
+        verify = verify_block if method == "block" else verify_ratio
+        verdict = verify(rows.tickets_at, proposal.rows, drafts, sequence.anchor_position, sequence.keys())
     return verdict.accepted, verdict.token
 
 

@@ -73,6 +73,7 @@ def build(settings: SparkSettings) -> Spark:
         "device": settings.device,
         "num_speculative_tokens": drafter.depth if drafter else 0,
         "q_semantics": "dyadic24-standard-v1" if drafter else None,
+        "rejection_sample_method": drafter.rejection_sample_method if drafter else None,
         "max_context": settings.engine.max_context,
     }
     return Spark(engine, tokenizer, metrics, source.name, facts)

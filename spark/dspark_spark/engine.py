@@ -415,7 +415,8 @@ class Engine:
             sequence.counters.target_only_steps += 1
         else:
             drafted = proposal.tokens
-            accepted, token = judge(sequence, logits, proposal)
+            assert self.drafter is not None
+            accepted, token = judge(sequence, logits, proposal, self.drafter.rejection_sample_method)
             sequence.counters.judged(len(drafted), accepted)
             tally.judged(len(drafted), accepted)
             if self._planner is not None:

@@ -15,6 +15,7 @@ from dspark.dyadic import MASS, Float32s, draw, sparse_row
 from dspark.grammar import TokenAutomaton
 from dspark.philox import Domain
 from dspark.processors import LogitsError, process
+from dspark.speculative import RejectionMethod
 from dspark.tickets import STANDARD, TOTAL, target_tickets
 from dspark_proto import Lane
 from dspark_spark import acceptance
@@ -112,8 +113,16 @@ def propose(rng: np.random.Generator, sequence: Sequence, logits: Float32s, gree
     return Proposal(tokens, rows)
 
 
+RULES = {"standard": oracle.verify, "block": oracle.verify_block}
+
+
 def wanted(
-    sequence: Sequence, logits: Float32s, proposal: Proposal, text: oracle.Prefix, rules: oracle.Rules
+    sequence: Sequence,
+    logits: Float32s,
+    proposal: Proposal,
+    text: oracle.Prefix,
+    rules: oracle.Rules,
+    method: RejectionMethod,
 ) -> tuple[int, int]:
     """The oracle's round. Rows behind a draft that p cannot give are never looked at; ones stand in for them."""
     tickets: list[list[int]] = []
@@ -122,7 +131,7 @@ def wanted(
         edited = oracle_row(row, text_here, rules)
         reachable = all(tickets[i][t] for i, t in enumerate(proposal.tokens[:index]))
         tickets.append(target_tickets(process(edited, sequence.policy)).tolist() if reachable else [1] * VOCAB)
-    accepted, token, _ = oracle.verify(
+    accepted, token, _ = RULES[method](
         tickets,
         [dict(zip(row.ids.tolist(), row.counts.tolist(), strict=True)) for row in proposal.rows],
         proposal.tokens,
@@ -137,7 +146,8 @@ def wanted(
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("temperature", [0.0, 0.75, 1.5])
 @pytest.mark.parametrize("truncated", [False, True])
-def test_rounds_equal_the_oracle(case: str, temperature: float, truncated: bool) -> None:
+@pytest.mark.parametrize("method", RULES)
+def test_rounds_equal_the_oracle(case: str, temperature: float, truncated: bool, method: RejectionMethod) -> None:
     params, rules = CASES[case]
     chain = {"top_k": 6, "top_p": 0.9, "min_p": 0.05} if truncated else {}
     rng = np.random.default_rng(len(case))
@@ -149,8 +159,8 @@ def test_rounds_equal_the_oracle(case: str, temperature: float, truncated: bool)
             text = tuple(sequence.tokens[len(PROMPT) :])
             logits = quarters(rng, 4)
             proposal = propose(rng, sequence, logits[:3], temperature == 0)
-            accepted, token = judge(sequence, torch.from_numpy(logits), proposal)
-            assert (accepted, token) == wanted(sequence, logits, proposal, text, rules)
+            accepted, token = judge(sequence, torch.from_numpy(logits), proposal, method)
+            assert (accepted, token) == wanted(sequence, logits, proposal, text, rules, method)
             assert sequence.tokens[len(PROMPT) :] == list(text)
             sequence.commit(proposal.tokens, accepted, token)
             outcomes.add(accepted)
