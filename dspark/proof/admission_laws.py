@@ -35,7 +35,7 @@ from dspark.admission import (
 )
 from dspark.dyadic import Row
 from dspark.oracle import Prefix, SequenceLaw
-from dspark.proof.toys import SMALL, Case, Toy, production, proposals, verdict_law
+from dspark.proof.toys import SMALL, Case, Step, Toy, production, proposals, verdict_law
 from dspark.tickets import Grid
 from dspark.verify import Verdict
 
@@ -71,10 +71,10 @@ def cut_to(case: Case, depth: int) -> Case:
 
 
 @cache
-def verdicts_of(toy: Toy, prefix: Prefix, tokens: Prefix) -> dict[Verdict, Fraction]:
+def verdicts_of(toy: Toy, prefix: Prefix, tokens: Prefix, step: Step = production) -> dict[Verdict, Fraction]:
     rows = tuple(toy.draft(prefix + tokens[:i]) for i in range(len(tokens)))
     case = Case(toy, prefix, rows, tokens)
-    return verdict_law(lambda draws: production(case, draws), toy.grid.coin)
+    return verdict_law(lambda draws: step(case, draws), toy.grid.coin)
 
 
 # --- one request ---------------------------------------------------------------------------------------------------
@@ -100,15 +100,17 @@ class Threshold:
         return visible.confidences[-1] >= self.bar
 
 
-def admitted_law(toy: Toy, longest: int, length: int, depth_of: Depth, head: Confidence) -> SequenceLaw:
-    """Joint law of ``length`` tokens of rounds whose depth ``depth_of`` chooses."""
+def admitted_law(
+    toy: Toy, longest: int, length: int, depth_of: Depth, head: Confidence, step: Step = production
+) -> SequenceLaw:
+    """Joint law of ``length`` tokens of rounds whose depth ``depth_of`` chooses, judged by ``step``."""
 
     @cache
     def one_round(prefix: Prefix) -> SequenceLaw:
         law: SequenceLaw = {}
         for case, share in proposals(toy, prefix, longest):
             kept = cut_to(case, depth_of(confidences_of(case, head)))
-            for verdict, chance in verdicts_of(toy, prefix, kept.tokens).items():
+            for verdict, chance in verdicts_of(toy, prefix, kept.tokens, step).items():
                 emitted = (*case.tokens[: verdict.accepted], verdict.token)
                 law[emitted] = law.get(emitted, Fraction(0)) + share * chance
         return law

@@ -268,6 +268,13 @@ def _admission() -> Iterator[Claim]:
                     partial(_stopped_law, toy, head, rule),
                     _target(toy, 3),
                 )
+    for head_name, head in _HEADS.items():
+        yield LawClaim(
+            f"early stop of a block, {head_name}: joint law of 3 tokens",
+            parts("admission", "block"),
+            partial(_admitted_block, replace(PLAIN, grid=TINY), head),
+            _target(replace(PLAIN, grid=TINY), 3),
+        )
     yield LawClaim(
         "DSpark appendix A: joint law of 2 tokens",
         parts("admission"),
@@ -292,6 +299,10 @@ def _admission() -> Iterator[Claim]:
 
 def _admitted_law(toy: Toy, head: Confidence, subject: Subject) -> SequenceLaw:
     return admitted_law(toy, 2, 3, subject.admission, head)
+
+
+def _admitted_block(toy: Toy, head: Confidence, subject: Subject) -> SequenceLaw:
+    return admitted_law(toy, 2, 3, subject.admission, head, subject.block)
 
 
 def _stopped_law(toy: Toy, head: Confidence, rule: StoppingRule, _: Subject) -> SequenceLaw:
