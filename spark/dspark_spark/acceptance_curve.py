@@ -4,9 +4,11 @@ One text, every width: the target answers held-out prompts alone at temperature 
 over the finished text, and every position of it is an anchor. With x the text, p and q the rows after it, a draft at
 position j is reached and accepted with probability
 
-    S_j = E[ prod_(i<j) min(1, q_i(x_i) / p_i(x_i)) * sum_v min(p_j(v), q_j(v)) ]        ratio lane
+    S_j = E[ prod_(i<j) min(1, q_i(x_i) / p_i(x_i)) * sum_v min(p_j(v), q_j(v)) ]        ratio lane, token by token
+    S_j = E[ sum_v min(m p_j(v), r q_j(v)) ]                                             ratio lane, as a block
     S_j = E[ prod_(i<j) q_i(x_i) * sum_v p_j(v) q_j(v) ]                                 match lane
 
+with r = prod_(i<j) q_i(x_i) / p_i(x_i) and m the least such product over the prefixes of x_<j (1 for the empty one),
 because the text is distributed as p. Nothing is drawn for the estimate, so widths differ by nothing but their rows; the
 rows are the production ones, counts and all. Anchors are all positions of a text, while decoding places more anchors
 after rejections, where drafting is harder: compare widths here, and take tokens per step from `dspark bench spec`.
@@ -41,6 +43,7 @@ WIDTHS = (256, 64, 32, 16)
 MATCH_SUPPORT = 32
 DENSE = "dense"
 MATCH = "match"
+BLOCK = " block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def run(pair: Pair, options: CurveOptions, log: Callable[[str], None]) -> dict[s
     prompts = PROMPT_SETS[options.prompt_set][: options.prompts]
     tables: dict[str, object] = {}
     for temperature in TEMPERATURES:
-        lanes = {name: Survival(np.zeros(block)) for name in (DENSE, *(f"k{k}" for k in WIDTHS), MATCH)}
+        lanes = {name: Survival(np.zeros(block)) for name in lane_names()}
         for i, prompt in enumerate(prompts):
             _add(pair, _text(pair, prompt, temperature, options.max_tokens, seed=i), temperature, lanes)
             log(f"T={temperature:g}, text {i + 1}/{len(prompts)}: {_progress(lanes)}")
@@ -112,6 +115,12 @@ def run(pair: Pair, options: CurveOptions, log: Callable[[str], None]) -> dict[s
     }
 
 
+def lane_names() -> list[str]:
+    """The ratio lane by width, as a block and token by token, then the match lane."""
+    widths = [DENSE, *(f"k{k}" for k in WIDTHS)]
+    return [*(f"{width}{rule}" for width in widths for rule in (BLOCK, "")), MATCH]
+
+
 def _figures(pair: Pair, name: str, survival: Survival) -> dict[str, object]:
     positions = survival.positions
     return {
@@ -124,6 +133,7 @@ def _figures(pair: Pair, name: str, survival: Survival) -> dict[str, object]:
 
 def reply_bytes(name: str, depth: int, vocab: int) -> int:
     """Bytes of the rows of one reply, headers of the frames excluded."""
+    name = name.removesuffix(BLOCK)
     if name == DENSE:
         return ReplyLayout(depth, 0).total_bytes + 4 * depth * vocab
     return ReplyLayout(depth, 1 if name == MATCH else int(name.removeprefix("k"))).total_bytes
@@ -201,9 +211,12 @@ def _add(pair: Pair, text: Text, temperature: float, lanes: dict[str, Survival])
         for k in WIDTHS:
             rows = [sparse_row(row, ids, temperature, k) for row in logits]
             lanes[f"k{k}"].add(ratio_survival(truth, rows, tokens))
+            lanes[f"k{k}{BLOCK}"].add(block_survival(truth, rows, tokens))
             if k == MATCH_SUPPORT:
                 lanes[MATCH].add(match_survival(truth, rows, tokens))
-        lanes[DENSE].add(ratio_survival(truth, [dense_row(r, ids, temperature, vocab) for r in logits], tokens))
+        rows = [dense_row(row, ids, temperature, vocab) for row in logits]
+        lanes[DENSE].add(ratio_survival(truth, rows, tokens))
+        lanes[f"{DENSE}{BLOCK}"].add(block_survival(truth, rows, tokens))
 
 
 def ratio_survival(p: Sequence[Float64s], rows: Sequence[Row], tokens: Sequence[int]) -> Float64s:
@@ -216,6 +229,17 @@ def ratio_survival(p: Sequence[Float64s], rows: Sequence[Row], tokens: Sequence[
         q = row.counts / MASS
         out[j] = reached * float(np.minimum(truth[row.ids], q).sum())
         reached *= min(1.0, row.count(token) / MASS / float(truth[token]))
+    return out
+
+
+def block_survival(p: Sequence[Float64s], rows: Sequence[Row], tokens: Sequence[int]) -> Float64s:
+    """The same as a block, where a prefix is kept with weight w and q w / p is its least product of q / p."""
+    product, least, out = 1.0, 1.0, np.zeros(len(rows))
+    for j, (truth, row, token) in enumerate(zip(p, rows, tokens, strict=True)):
+        q = row.counts / MASS
+        out[j] = float(np.minimum(least * truth[row.ids], product * q).sum())
+        product *= row.count(token) / MASS / float(truth[token])
+        least = min(least, product)
     return out
 
 

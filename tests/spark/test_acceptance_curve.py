@@ -12,7 +12,7 @@ import pytest
 from dspark.dyadic import sparse_row
 from dspark.proof.tiny_pair import write_drafter, write_target
 from dspark.row import Row
-from dspark_spark.acceptance_curve import match_survival, ratio_survival, reply_bytes
+from dspark_spark.acceptance_curve import block_survival, lane_names, match_survival, ratio_survival, reply_bytes
 
 VOCAB = 3
 
@@ -36,23 +36,30 @@ def dense(row: Row) -> np.ndarray:
 def test_the_estimators_mean_is_the_survival(seed: int) -> None:
     """Summed over every text, weighted by the target: the probability that drafting and judging gives."""
     p, q = rows_of(seed)
-    ratio, match = np.zeros(3), np.zeros(3)
-    true_ratio, true_match = np.zeros(3), np.zeros(3)
+    ratio, match, block = np.zeros(3), np.zeros(3), np.zeros(3)
+    true_ratio, true_match, true_block = np.zeros(3), np.zeros(3), np.zeros(3)
     for text in itertools.product(range(VOCAB), repeat=3):
         prefixes = [text[:j] for j in range(3)]
         truth, rows = [p[x] for x in prefixes], [q[x] for x in prefixes]
         weight = float(np.prod([t[x] for t, x in zip(truth, text, strict=True)]))
         ratio += weight * ratio_survival(truth, rows, text)
         match += weight * match_survival(truth, rows, text)
+        block += weight * block_survival(truth, rows, text)
     for j in range(3):
         for drafts in itertools.product(range(VOCAB), repeat=j + 1):
             q_values = [dense(q[drafts[:i]])[x] for i, x in enumerate(drafts)]
             p_values = [p[drafts[:i]][x] for i, x in enumerate(drafts)]
             true_ratio[j] += float(np.prod(np.minimum(q_values, p_values)))
             true_match[j] += float(np.prod(np.multiply(q_values, p_values)))
+            kept = 1.0
+            for q_x, p_x in zip(q_values, p_values, strict=True):
+                kept = min(1.0, kept * p_x / q_x) if q_x else 0.0
+            true_block[j] += float(np.prod(q_values)) * kept
     np.testing.assert_allclose(ratio, true_ratio, rtol=1e-9)
     np.testing.assert_allclose(match, true_match, rtol=1e-9)
+    np.testing.assert_allclose(block, true_block, rtol=1e-9)
     assert (ratio > match).all()
+    assert (block >= ratio - 1e-12).all()
 
 
 def test_reply_bytes_grow_with_the_width() -> None:
@@ -82,7 +89,7 @@ def test_the_command_measures_a_pair(tmp_path: Path) -> None:
     result = json.loads(output.stdout)
     for name in ("t0.7", "t1"):
         lanes = result["temperatures"][name]
-        assert list(lanes) == ["dense", "k256", "k64", "k32", "k16", "match"]
+        assert list(lanes) == lane_names()
         for figures in lanes.values():
             positions = figures["accepted_per_position"]
             assert figures["blocks"] > 0
