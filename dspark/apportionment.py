@@ -21,6 +21,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.exponential import exponentiate
 from dspark.native import kernels
 from dspark.row import MASS, Float64s, Int64s, RowError, RowFault
 
@@ -36,7 +37,7 @@ def softmax64(logits: NDArray[np.floating], temperature: float = 1.0) -> Float64
     weights: Float64s = np.subtract(logits, logits.max(), dtype=np.float64)
     if temperature != 1.0:
         cool(weights, temperature)
-    np.exp(weights, out=weights)
+    exponentiate(weights)
     weights /= weights.sum()
     return weights
 
@@ -45,7 +46,7 @@ def softmax64_rows(logits: NDArray[np.floating], temperatures: Float64s) -> Floa
     """``softmax64`` of every row of logits[rows, n] at its own temperature > 0, bit for bit."""
     weights: Float64s = np.subtract(logits, logits.max(axis=1, keepdims=True), dtype=np.float64)
     cool(weights, temperatures[:, np.newaxis])
-    np.exp(weights, out=weights)
+    exponentiate(weights)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
 

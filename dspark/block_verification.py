@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dspark.dyadic import Int64s, Row, RowError, RowFault
+from dspark.native import kernels
 from dspark.philox import Domain
 from dspark.tickets import STANDARD, Grid, ResidualIdentityError, TicketError, pick
 from dspark.verify import Draws, Kind, Verdict
@@ -105,13 +106,25 @@ class Branch:
     @cached_property
     def _shares(self) -> list[int]:
         """K c w' of every supported token: what is kept by going on to it."""
+        if self._native_shares is not None:
+            return [low | high << 64 for low, high in self._native_shares[:-1].tolist()]
         scale = self.grid.scale
         pairs = zip(self.tickets[self.row.ids].tolist(), self.row.counts.tolist(), strict=True)
         return [scale * count * self._weight_with(ticket, count) for ticket, count in pairs]
 
     @cached_property
     def _going_on(self) -> int:
+        if self._native_shares is not None:
+            low, high = self._native_shares[-1].tolist()
+            return int(low | high << 64)
         return sum(self._shares)
+
+    @cached_property
+    def _native_shares(self) -> kernels.Uint64s | None:
+        """The shares and their sum in two words each; None where Python's integers have to do it."""
+        if self.grid != STANDARD:
+            return None
+        return kernels.block_shares(self.tickets, self.row.ids, self.row.counts, self.weight)
 
 
 def verify_block(

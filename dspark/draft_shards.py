@@ -11,9 +11,8 @@ Invariants:
   ``dyadic.sparse_row`` on them, so selection, ties, normaliser and counts are those of the whole row by construction,
   and nobody else computes a count.
 - Dense: maximum and normaliser come from ``collectives`` and are the same bits on all ranks and in the whole row; from
-  there on each rank counts its own ids and all coordination is in integers. Counts equal those of the whole row where
-  the ranks' FP64 ``exp`` is the same function as the leader's; where it is not, the row still sums to the mass on all
-  ranks and its counts are q.
+  there on each rank counts its own ids and all coordination is in integers. Counts equal those of the whole row on any
+  mixture of machines: ``dspark.exponential`` has the same bits everywhere.
 - The leader owns the uniform integer. A refused row is refused on all ranks alike, before anything is broadcast.
 
 Called by the drafter worker's ranks, all of them, in step. It never sees the target and keeps nothing between calls.
@@ -44,6 +43,7 @@ from dspark.dyadic import (
     sparse_row,
     top_indices,
 )
+from dspark.exponential import exponentiate
 
 LEADER = 0
 
@@ -154,7 +154,7 @@ def dense_part(group: Group, logits: Float32s, ids: Int32s, temperature: float, 
     weights = np.subtract(logits[places], peaks.max(), dtype=np.float64)
     if temperature != 1.0:
         cool(weights, temperature)
-    np.exp(weights, out=weights)
+    exponentiate(weights)
     weights /= split_sum(group, weights)
     counts = _allocate(group, weights, mass)
     return RowPart(ids[places[counts > 0]], counts[counts > 0])

@@ -8,7 +8,7 @@ Invariants:
 - A row has 1..support entries, ids strictly ascending (global target ids), counts >= 1, sum = ``MASS``.
 - Ties (support selection, largest remainders) go to the lowest global id.
 - What does not fit is refused with a code, never clipped, repaired or renormalised.
-- Wire counts are q: nobody recomputes them, because FP64 ``exp`` differs by a ticket between machines.
+- Wire counts are q: nobody recomputes them, because another drafter's FP64 may differ by a ticket.
 
 Called by the drafter worker (``sparse_row``, ``sparse_rows``, ``draw``, ``pack_rows``), by the verifier
 (``validate_reply``) and by ``dspark.tickets``. It never makes a random number and never sees the target distribution.

@@ -26,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.dyadic import Float32s, Float64s, Int64s, cool, softmax64, top_indices
+from dspark.exponential import exponentiate
 from dspark.logit_edits import EditState, PolicyError
+from dspark.native import kernels
 from dspark.tickets import one_hot_tickets, target_tickets, tickets_from_weights
 
 __all__ = ["LogitsError", "PolicyError", "SamplingPolicy", "greedy_token", "process", "target_row"]
@@ -103,12 +105,18 @@ def process(logits: Float32s, policy: SamplingPolicy, state: EditState | None = 
 def target_row(logits: Float32s, policy: SamplingPolicy, state: EditState | None = None) -> Int64s:
     """Tickets int64[V] of one position: the p of acceptance, residual, bonus and target-only sampling.
 
-    Equal, ticket for ticket, to ``target_tickets(process(logits, policy, state))``; rows that lose no token skip the
-    intermediate array, because fresh memory costs as much as the exponentials.
+    Equal, ticket for ticket, to ``target_tickets(process(logits, policy, state))``; rows that min_p, top_k and top_p
+    leave alone are made in C where it is there, and without the intermediate array where it is not.
+
+    Raises:
+        LogitsError: NaN, +inf, or no finite logit.
     """
     if policy.temperature == 0:
         return one_hot_tickets(logits.size, greedy_token(logits, state))
     logits = _edited(logits, state)
+    tickets = None if policy.truncates else kernels.target_row(logits, policy.temperature)
+    if tickets is not None:
+        return tickets
     _checked_peak(logits)
     if policy.truncates or logits.min() == -np.inf:
         return target_tickets(process(logits, policy))
@@ -172,7 +180,8 @@ def _nucleus(logits: Values, top_p: float) -> Indices:
     Buckets of equal logit width find where the mass is reached in one pass; only that bucket is sorted. A
     full sort of 49,152 logits would cost more than the rest of the row.
     """
-    weights = np.exp(logits)
+    weights = np.array(logits, dtype=np.float64)
+    exponentiate(weights)
     wanted = top_p * weights.sum()
     depths = logits * -_BUCKETS_PER_NAT
     buckets = np.minimum(depths, _LAST_BUCKET, out=depths).astype(np.intp)

@@ -1,9 +1,9 @@
-"""`dspark bench rows`: what making, writing, checking and drawing from proposal rows costs on one core.
+"""`dspark bench rows`: what target rows, and making, writing, checking and drawing from proposal rows cost on one core.
 
-Every kernel runs once a round, in turn with its yardsticks: the FP64 softmax of the same row (`softmax64`), and a plain
-copy that moves as many bytes as the kernel has to. Ratios are taken inside a round, so that drift of the machine
-cancels; medians and quartiles are over rounds. The inputs stay in the last-level cache, where a forward pass or the
-link has just written them, and leave the first one between two calls.
+Every kernel runs once a round, in turn with its yardsticks: numpy's own FP64 softmax of the same row (`softmax64` in
+the keys), and a plain copy that moves as many bytes as the kernel has to. Ratios are taken inside a round, so that
+drift of the machine cancels; medians and quartiles are over rounds. The inputs stay in the last-level cache, where a
+forward pass or the link has just written them, and leave the first one between two calls.
 
 Bytes moved: what has to be read and written once. A copy of B bytes in all reads B / 2 and writes B / 2.
 Called by `dspark bench rows`. It loads no model, opens no connection and judges nothing.
@@ -21,7 +21,19 @@ import numpy as np
 
 from dspark import native
 from dspark.dense import dense_row, pack_dense_rows, validate_dense_reply
-from dspark.dyadic import MASS, Row, allocate, draw, pack_rows, softmax64, sparse_rows, validate_reply
+from dspark.dyadic import (
+    MASS,
+    Float32s,
+    Float64s,
+    Row,
+    allocate,
+    draw,
+    pack_rows,
+    softmax64,
+    sparse_rows,
+    validate_reply,
+)
+from dspark.processors import SamplingPolicy, target_row
 
 VOCABULARIES = (49_152, 129_280)
 SUPPORTS = (16, 32, 64, 256)
@@ -64,7 +76,7 @@ def run(
     }
     quartiles: dict[str, list[float]] = {}
     for vocab in vocabularies:
-        kernels = [*_dense_kernels(vocab), *_makers(vocab, supports)]
+        kernels = [*_row_kernels(vocab), *_makers(vocab, supports)]
         _measure(kernels, rounds)
         _report(result, quartiles, kernels, softmax=kernels[0])
     readers = [_sparse_reader(support, vocabularies[0]) for support in supports]
@@ -86,12 +98,21 @@ def _logits(rows: int, vocab: int, seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal((rows, vocab)) * _SPREAD).astype(np.float32)
 
 
-def _dense_kernels(vocab: int) -> list[Kernel]:
-    """The softmax, and what a dense row goes through, in order."""
-    logits = _logits(1, vocab, seed=0)[0]
+def _numpy_softmax(logits: Float32s) -> Float64s:
+    """The yardstick: `softmax64` in plain numpy, whatever has become of that function since."""
+    weights: Float64s = np.subtract(logits, logits.max(), dtype=np.float64)
+    np.exp(weights, out=weights)
+    weights /= weights.sum()
+    return weights
+
+
+def _row_kernels(vocab: int) -> list[Kernel]:
+    """The softmax, a target row, and what a dense proposal row goes through, in order."""
+    logits, policy = _logits(1, vocab, seed=0)[0], SamplingPolicy()
     weights, row, case = softmax64(logits), dense_row(logits, None, 1.0, vocab), str(vocab)
     return [
-        Kernel("softmax64", case, lambda: softmax64(logits), 12 * vocab),
+        Kernel("softmax64", case, lambda: _numpy_softmax(logits), 12 * vocab),
+        Kernel("target_row", case, lambda: target_row(logits, policy), 12 * vocab),
         Kernel("dense_allocate", case, lambda: allocate(weights), 16 * vocab),
         Kernel("dense_make", case, lambda: dense_row(logits, None, 1.0, vocab), 4 * vocab + 12 * len(row)),
         Kernel("dense_draw", case, lambda: draw(row, MASS // 2), 4 * len(row)),
@@ -194,7 +215,7 @@ def as_table(result: dict[str, object]) -> str:
     quartiles = result["quartiles"]
     assert isinstance(quartiles, dict)
     lines = [
-        f"proposal rows, one thread, {result['rounds']} interleaved rounds, {result['path']}",
+        f"target and proposal rows, one thread, {result['rounds']} interleaved rounds, {result['path']}",
         "",
         f"{'kernel':34} {'us, median':>11} {'quartiles':>19} {'softmaxes a row':>16} {'copies':>8}",
     ]

@@ -6,9 +6,8 @@ Purpose: every rank holds the logits of a range of ids, and all ranks arrive at 
 Invariants:
 
 - Maximum, normaliser, survivors of top_k and top_p, and leftover are computed from gathered numbers by the same
-  arithmetic on all ranks, in the order in which the whole row would be summed. Tickets equal those of the whole row
-  where FP64 ``exp`` is the same function on all ranks; where it is not, each rank's tickets are still the only ones
-  of its ids, they sum to the total, and the ranks agree.
+  arithmetic on all ranks, in the order in which the whole row would be summed. Tickets equal those of the whole row on
+  any mixture of machines: ``dspark.exponential`` has the same bits everywhere.
 - From tickets on there are only integers: acceptance looks at one broadcast ticket, and one integer W chooses first
   the shard and then the token in it. A shard or token without mass cannot be chosen.
 - All ranks hold the same proposal rows, drafted tokens and keys, and call in step. An error that depends on logits
@@ -31,6 +30,7 @@ import numpy as np
 
 from dspark.collectives import Group, locate, split_sum
 from dspark.dyadic import Float32s, Float64s, Int64s, Row, RowError, RowFault, cool, top_indices
+from dspark.exponential import exponentiate
 from dspark.logit_edits import EditState
 from dspark.philox import Domain
 from dspark.processors import Indices, LogitsError, SamplingPolicy
@@ -118,7 +118,8 @@ def target_part(
     kept = _survivors(group, shards, logits, scaled, policy)
     # In id order, because that is the order in which the weights of the whole row are added.
     kept = np.sort(kept[scaled[kept] > -np.inf])
-    weights = np.exp(scaled[kept])
+    weights = scaled[kept]
+    exponentiate(weights)
     weights /= split_sum(group, weights)
     tickets[kept] = _tickets(group, weights, total)
     return tickets
@@ -197,7 +198,8 @@ def _nucleus(group: Group, logits: Float64s, top_p: float) -> Indices:
     All ranks know the mass of every bucket, so they find the same edge bucket; its logits and weights are gathered,
     and every rank ranks them all.
     """
-    weights = np.exp(logits)
+    weights = logits.copy()
+    exponentiate(weights)
     wanted = top_p * split_sum(group, weights)
     buckets = np.minimum(logits * -_BUCKETS_PER_NAT, _LAST_BUCKET).astype(np.intp)
     reached = _bucket_masses(group, buckets, weights).cumsum()

@@ -1,7 +1,7 @@
-"""Whether proposal rows are computed in C or in numpy: the one place that decides.
+"""Whether rows are computed in C or in numpy: the one place that decides.
 
-Purpose: find the shared object that the build made from ``rows.c``, check that it is the one this code was written
-for, and hand it to ``kernels``. Without it everything still works, in numpy, with equal results.
+Purpose: find the shared object that the build made from ``rows.c`` and its neighbours, check that it is the one this
+code was written for, and hand it to ``kernels``. Without it everything still works, in numpy, with equal results.
 
 Invariants:
 
@@ -27,9 +27,9 @@ VARIABLE = "DSPARK_NATIVE"
 FOLDER = Path(__file__).resolve().parent
 
 # INTERFACE of rows.c.
-INTERFACE = 1
+INTERFACE = 2
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_POINTER, _SIZE, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _SIGNATURES = {
     "dspark_rows_interface": (),
     "dspark_top_rows": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER),
@@ -39,6 +39,9 @@ _SIGNATURES = {
     "dspark_dense_row": (_POINTER, *(_SIZE,) * 3, *(_POINTER,) * 2),
     "dspark_write_dense_row": (*(_POINTER,) * 2, *(_SIZE,) * 2, _POINTER, _SIZE),
     "dspark_draw": (_POINTER, _SIZE, _SIZE),
+    "dspark_exponentials": (_POINTER, _SIZE),
+    "dspark_target_row": (_POINTER, _SIZE, _REAL, *(_POINTER,) * 2),
+    "dspark_block_shares": (_POINTER, _SIZE, *(_POINTER,) * 2, *(_SIZE,) * 2, _POINTER),
 }
 
 

@@ -6,10 +6,11 @@ Invariants:
 
 - ``None`` means "not here": no library, arrays that the kernels do not take, or input that they refuse. The caller
   then runs the numpy code, which computes the same or says what is wrong. So there is one set of error messages.
-- Every size that ``rows.c`` asks its caller for is established here, before the call.
+- Every size that the C sources ask their caller for is established here, before the call.
 - Outputs are fresh memory that nothing else holds.
 
-Called by ``dspark.apportionment``, ``dspark.dyadic`` and ``dspark.dense`` only. It raises nothing of its own.
+Called by ``dspark.exponential``, ``dspark.apportionment``, ``dspark.dyadic``, ``dspark.dense``,
+``dspark.processors`` and ``dspark.block_verification`` only. It raises nothing of its own.
 """
 
 from __future__ import annotations
@@ -24,11 +25,49 @@ from dspark import native
 Array = NDArray[Any]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Uint64s = NDArray[np.uint64]
 
 # GROUP of rows.c, which refuses when this one is too small.
 _GROUP = 32
 _LONGEST = 2**31 - 1
 _LARGEST_MASS = 2**29
+_LARGEST_WEIGHT = 2**60
+
+
+def exponentiate(values: Array) -> bool:
+    """Replace values <= 0, float64 of any shape, by their exponentials; False when numpy has to do it."""
+    library = native.choice().library
+    if library is None or values.dtype != np.float64 or not values.flags.carray:
+        return False
+    return not library.dspark_exponentials(_at(values), values.size)
+
+
+def target_row(logits: Array, temperature: float) -> Int64s | None:
+    """Tickets int64[n], in all 2**60, of logits float32[n] at a temperature > 0; ``-inf`` is a removed token."""
+    library = native.choice().library
+    if library is None or logits.dtype != np.float32 or logits.ndim != 1 or not 1 <= logits.size <= _LONGEST:
+        return None
+    logits = _plain(logits)
+    tickets, scratch = np.empty(logits.size, np.int64), np.empty(logits.size, np.float32)
+    refused = library.dspark_target_row(_at(logits), logits.size, temperature, _at(tickets), _at(scratch))
+    return None if refused else tickets
+
+
+def block_shares(tickets: Int64s, ids: Int32s, counts: Int64s, weight: int) -> Uint64s | None:
+    """What a prefix of this weight keeps by going on to each supported token, and behind the last one the sum.
+
+    uint64[entries + 1, 2], the lower word first.
+    """
+    library = native.choice().library
+    fits = (tickets.dtype, ids.dtype, counts.dtype) == (np.int64, np.int32, np.int64)
+    if library is None or not (fits and 0 <= weight <= _LARGEST_WEIGHT):
+        return None
+    tickets, ids, counts = _plain(tickets), _plain(ids), _plain(counts)
+    shares = np.empty((ids.size + 1, 2), np.uint64)
+    refused = library.dspark_block_shares(
+        _at(tickets), tickets.size, _at(ids), _at(counts), ids.size, weight, _at(shares)
+    )
+    return None if refused else shares
 
 
 def top(values: Array, wanted: int) -> tuple[Int64s, Int64s] | None:

@@ -20,24 +20,12 @@
  * shared object.
  */
 
-#include <stdint.h>
-#include <string.h>
+#include "rows.h"
 
 /* Raised with every change of a signature: a library that was built before such a change is not used. */
-#define INTERFACE 1
-
-#define EXPORT __attribute__((visibility("default")))
-
-/* One binary for every x86-64: the loader takes the AVX2 clone where the CPU has it. It needs glibc's ifunc. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(DSPARK_NO_CLONES)
-#define VECTOR __attribute__((target_clones("avx2", "default")))
-#else
-#define VECTOR
-#endif
+#define INTERFACE 2
 
 enum {
-    REFUSED = -1,
-    BLOCK = 256,     /* elements that a vector loop hands to a scalar loop through the first-level cache */
     GROUP = 32,      /* values whose largest stands for them in the first pass of top-k */
     SHORT = 1024,    /* longest row whose remainders are all candidates; longer ones go through buckets */
     BUCKETS = 1024,  /* equal steps of a remainder in [0, 1) */
@@ -81,19 +69,6 @@ static uint64_t nth_largest(uint64_t *keys, int64_t length, int64_t *wanted)
 }
 
 /* --- top-k ---------------------------------------------------------------------------------------------- */
-
-#define RANK_OF_MINUS_INF (-0x7F800001)
-#define RANK_OF_INF 0x7F800000
-
-/* An integer that orders as the value does; NaN is above +inf or below -inf. -0.0 + 0.0 is 0.0: the two zeros
- * are one value. */
-static inline int32_t rank_of(float value)
-{
-    int32_t bits;
-    value += 0.0f;
-    memcpy(&bits, &value, sizeof bits);
-    return bits ^ (bits >> 31 & 0x7FFFFFFF);
-}
 
 /* A key that orders as (rank, lower index first); both fit, so the index can be read back. */
 static inline uint64_t key_of(int32_t rank, int64_t index)

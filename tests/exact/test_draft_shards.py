@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dspark.collectives import Group, GroupError, LocalGroup
 from dspark.dense import dense_row
 from dspark.draft_shards import RowPart, dense_part, draw_dense, propose_sparse
-from dspark.dyadic import MASS, Float32s, Int32s, Row, RowError, RowFault, allocate, draw, sparse_row
+from dspark.dyadic import MASS, Float32s, Float64s, Int32s, Row, RowError, RowFault, allocate, draw, sparse_row
+from dspark.exponential import exponentiate
 
 Bounds = tuple[int, ...]
 INF = np.inf
@@ -204,9 +205,14 @@ def knife_edge(seed: int) -> tuple[Float32s, float, int] | None:
     logits[0] = 0
     cut = int(rng.integers(1, logits.size))
 
+    def weights_at(temperature: float) -> Float64s:
+        weights: Float64s = logits / np.float64(temperature)
+        exponentiate(weights)
+        return weights
+
     def gap(temperature: float) -> float:
-        weights = np.exp(logits / np.float64(temperature))
-        return MASS * (1 - np.exp(-1 / temperature)) / weights.sum()
+        weights = weights_at(temperature)
+        return float(MASS * (1 - weights.min()) / weights.sum())
 
     low, high = 1.0, 1.01
     level = np.floor(gap(low))
@@ -216,7 +222,7 @@ def knife_edge(seed: int) -> tuple[Float32s, float, int] | None:
         middle = (low + high) / 2
         low, high = (middle, high) if gap(middle) >= level else (low, middle)
     for temperature in (low, high, *(low + step * 2.0**-52 for step in range(-6, 7))):
-        weights = np.exp(logits / np.float64(temperature))
+        weights = weights_at(temperature)
         in_order, added = weights.sum(), weights[:cut].sum() + weights[cut:].sum()
         if in_order != added and (allocate(weights / in_order) != allocate(weights / added)).any():
             return logits, temperature, cut

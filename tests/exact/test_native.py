@@ -10,9 +10,13 @@ import torch
 
 from dspark import native
 from dspark.apportionment import allocate_rows, softmax64, top_indices_rows
+from dspark.block_verification import Branch
 from dspark.dense import dense_row, pack_dense_rows, validate_dense_reply
 from dspark.dyadic import MASS, Row, RowError, draw, pack_rows, sparse_rows, validate_reply
+from dspark.exponential import exponentiate
 from dspark.native import kernels
+from dspark.processors import LogitsError, SamplingPolicy, process, target_row
+from dspark.tickets import STANDARD, TOTAL, TicketError, one_hot_tickets, target_tickets
 
 from .compiler import COMPILER, compiled
 
@@ -35,7 +39,7 @@ def outcome(call: Callable[..., object], *arguments: object) -> object:
     """What a call gives in bytes, or the refusal with its code and place."""
     try:
         return _frozen(call(*arguments))
-    except RowError as error:
+    except (RowError, LogitsError, TicketError) as error:
         return str(error)
 
 
@@ -132,6 +136,167 @@ def test_what_the_kernels_do_not_take_is_left_to_numpy() -> None:
     assert allocate_rows(weights, 2**40).tolist() == [[2**38] * 4]
     with native.using(NUMPY):
         assert kernels.allocate(weights, MASS) is None
+
+
+# --- target rows -----------------------------------------------------------------------------------------
+
+TEMPERATURES = [1.0, 0.7, 1.9, 1e-3, 1e-300, 5e-324, 1e300]
+
+
+def logits_of(length: int) -> Iterator[np.ndarray]:
+    """Flat, peaked, tied and extreme rows; weights that tie where logits do not; each also with removed tokens."""
+    rng = np.random.default_rng(length)
+    normal = rng.standard_normal(length).astype(np.float32)
+    rows = [normal * spread for spread in np.float32([0, 1e-20, 1e-8, 0.1, 3, 40, 1e3])]
+    rows += [rng.integers(-3, 3, length).astype(np.float32), np.sort(normal), np.sort(normal)[::-1] * 20]
+    rows += [np.where(rng.random(length) < 0.5, np.float32(-0.0), np.float32(0.0))]
+    rows += [np.float32(3e38) * rng.choice(np.float32([-1, 1]), length), (normal * 1e-42).astype(np.float32)]
+    for row in rows:
+        yield row
+        for share in (0.1, 0.9, 1.0):
+            masked = np.where(rng.random(length) < share, np.float32(-np.inf), row)
+            masked[rng.integers(length)] = row[0]
+            yield masked
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 127, 128, 129, 136, 255, 257, 1000, 2047, 2048, 2049, 5001])
+def test_target_rows_are_those_of_numpy(length: int) -> None:
+    for index, logits in enumerate(logits_of(length)):
+        for temperature in TEMPERATURES[index % 2 :: 2]:
+            tickets = kernels.target_row(logits, temperature)
+            assert tickets is not None
+            with native.using(NUMPY):
+                assert tickets.tolist() == target_row(logits, SamplingPolicy(temperature)).tolist()
+            assert int(tickets.sum()) == TOTAL
+
+
+@pytest.mark.parametrize("vocab", [49_152, 50_257, 129_280])
+def test_target_rows_of_real_vocabularies_are_those_of_numpy(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = (rng.standard_normal(vocab) * 2.5).astype(np.float32)
+    masked = np.where(rng.random(vocab) < 0.5, logits, -np.inf).astype(np.float32)
+    for row, temperature in [(logits, 1.0), (logits, 0.8), (masked, 1.3)]:
+        assert kernels.target_row(row, temperature) is not None
+        same_both_ways(target_row, row, SamplingPolicy(temperature))
+        whole = target_row(row, SamplingPolicy(temperature, top_k=vocab))
+        assert target_row(row, SamplingPolicy(temperature)).tobytes() == whole.tobytes()
+        assert whole.tobytes() == target_tickets(process(row, SamplingPolicy(temperature))).tobytes()
+
+
+@pytest.mark.parametrize("place", [0, 1, 7, 8, 31, 62])
+def test_rows_without_a_law_are_left_to_numpy_which_says_why(place: int) -> None:
+    words = {np.nan: "NaN", np.inf: "inf"}
+    for fault in (np.nan, -np.nan, np.inf):
+        logits = np.zeros(63, np.float32)
+        logits[:40] = -np.inf
+        logits[place] = fault
+        assert kernels.target_row(logits, 1.0) is None
+        assert words.get(fault, "NaN") in str(same_both_ways(target_row, logits, SamplingPolicy()))
+    assert "all tokens" in str(same_both_ways(target_row, np.full(63, -np.inf, np.float32), SamplingPolicy()))
+    assert kernels.target_row(np.full(63, -np.inf, np.float32), 1.0) is None
+
+
+def test_target_rows_that_the_kernel_does_not_take() -> None:
+    logits = np.zeros(8, np.float32)
+    assert kernels.target_row(logits, 1.0) is not None
+    assert kernels.target_row(logits, 0.0) is None, "0 / 0 is no weight"
+    assert kernels.target_row(logits, np.nan) is None
+    assert kernels.target_row(logits.astype(np.float64), 1.0) is None
+    assert kernels.target_row(logits[:0], 1.0) is None
+    assert kernels.target_row(np.zeros((2, 4), np.float32), 1.0) is None
+    strided = np.zeros(16, np.float32)
+    strided[::2] = np.arange(8)
+    read = kernels.target_row(strided[::2], 1.0)
+    assert read is not None
+    assert read.tolist() == target_row(np.arange(8, dtype=np.float32), SamplingPolicy()).tolist()
+    with native.using(NUMPY):
+        assert kernels.target_row(logits, 1.0) is None
+
+
+def test_target_rows_do_not_change_the_logits() -> None:
+    for logits in logits_of(300):
+        before = logits.tobytes()
+        kernels.target_row(logits, 0.9)
+        assert logits.tobytes() == before
+
+
+def test_exponentials_are_those_of_numpy_in_place() -> None:
+    rng = np.random.default_rng(6)
+    for length in (1, 3, 4, 5, 1001, 200_000):
+        values = -rng.random(length) * rng.choice([1e-6, 1, 40, 800], length)
+        values[0] = -np.inf
+        here = values.copy()
+        assert kernels.exponentiate(here)
+        with native.using(NUMPY):
+            exponentiate(values)
+        assert here.tobytes() == values.tobytes()
+    assert not kernels.exponentiate(values.astype(np.float32))
+    assert not kernels.exponentiate(values[::2])
+
+
+def test_exponentials_add_their_terms_in_the_order_of_numpy() -> None:
+    """Another order of the smallest terms changes one result in a million, and most where the rest is largest."""
+    values = -np.random.default_rng(7).uniform(0.32, 0.3465, 4_000_000)
+    here = values.copy()
+    assert kernels.exponentiate(here)
+    with native.using(NUMPY):
+        exponentiate(values)
+    assert here.tobytes() == values.tobytes()
+
+
+def test_exponentials_of_memory_that_cannot_be_written_are_left_to_numpy() -> None:
+    values = np.zeros(3)
+    assert kernels.exponentiate(values)
+    values.setflags(write=False)
+    assert not kernels.exponentiate(values)
+
+
+# --- block verification ----------------------------------------------------------------------------------
+
+
+def branches_of(seed: int) -> Iterator[Branch]:
+    """Weights at both ends, and rows under, over and far from their target."""
+    rng = np.random.default_rng(seed)
+    vocab = int(rng.choice([2, 40, 900]))
+    logits = (rng.standard_normal(vocab) * rng.choice([0.1, 3, 30])).astype(np.float32)
+    draft = (logits + rng.standard_normal(vocab) * rng.choice([0, 1, 9])).astype(np.float32)
+    tickets, (row,) = target_row(logits, SamplingPolicy()), sparse_rows(draft[np.newaxis], None, [1.0], 256)
+    for weight in (0, 1, 2**36, int(rng.integers(2**60)), TOTAL - 1, TOTAL):
+        yield Branch(weight, tickets, row, STANDARD)
+        yield Branch(weight, one_hot_tickets(vocab, int(row.ids[-1])), row, STANDARD)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_prefix_keeps_by_going_on_is_what_python_says(seed: int) -> None:
+    for branch in branches_of(seed):
+        found = kernels.block_shares(branch.tickets, branch.row.ids, branch.row.counts, branch.weight)
+        assert found is not None
+        words = [int(low) | int(high) << 64 for low, high in found.tolist()]
+        with native.using(NUMPY):
+            judge = Branch(branch.weight, branch.tickets, branch.row, STANDARD)
+            assert words == [*judge._shares, judge._going_on]
+        assert (branch._shares, branch._going_on) == (judge._shares, judge._going_on)
+        if branch._going_on < branch.weight * TOTAL:
+            for coin in (0, 2**63, 2**64 - 1):
+                assert branch.correction(coin) == judge.correction(coin)
+
+
+def test_shares_of_what_is_no_row_are_left_to_python() -> None:
+    tickets, ids, counts = one_hot_tickets(5, 4), np.array([1, 4], np.int32), np.array([3, MASS - 3])
+    assert kernels.block_shares(tickets, ids, counts, TOTAL) is not None
+    for weight in (-1, TOTAL + 1, 2**64):
+        assert kernels.block_shares(tickets, ids, counts, weight) is None
+    for wrong in ([4, 1], [1, 1], [-1, 4], [1, 5]):
+        assert kernels.block_shares(tickets, np.array(wrong, np.int32), counts, TOTAL) is None
+    for wrong in ([0, MASS], [1, -1], [1, MASS + 1]):
+        assert kernels.block_shares(tickets, ids, np.array(wrong), TOTAL) is None
+    for place, value in ((1, 1), (4, -1), (4, TOTAL + 1)):
+        changed = tickets.copy()
+        changed[place] = value
+        assert kernels.block_shares(changed, ids, counts, TOTAL) is None
+    assert kernels.block_shares(tickets, ids.astype(np.int64), counts, TOTAL) is None
+    assert kernels.block_shares(tickets, ids, counts.astype(np.int32), TOTAL) is None
+    assert kernels.block_shares(tickets.astype(np.uint64), ids, counts, TOTAL) is None
 
 
 # --- selection -----------------------------------------------------------------------------------

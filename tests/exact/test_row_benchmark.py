@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from dspark import native, row_benchmark
+from dspark.apportionment import softmax64
+from dspark.processors import SamplingPolicy, target_row
 from dspark.row_benchmark import Kernel
 
 VOCAB, SUPPORTS = 300, (2, 8)
@@ -22,11 +25,12 @@ def test_every_kernel_has_its_keys(result: dict[str, object]) -> None:
     dense = {f"dense_{what}_{unit}_{VOCAB}" for what in ("allocate", "make", "draw", "pack", "validate")
              for unit in ("us", "ratio", "copy_ratio")}  # fmt: skip
     made = {f"sparse_make_{unit}_5x{k}_{VOCAB}" for k in SUPPORTS for unit in ("us", "ratio", "copy_ratio")}
+    target = {f"target_row_{unit}_{VOCAB}" for unit in ("us", "ratio", "copy_ratio")}
     read = {f"sparse_validate_{unit}_20x{k}" for k in SUPPORTS for unit in ("us", "copy_ratio")}
     softmax = {f"softmax64_us_{VOCAB}", f"softmax64_copy_ratio_{VOCAB}"}
     quartiles = result["quartiles"]
     assert isinstance(quartiles, dict)
-    assert set(quartiles) == dense | made | read | softmax
+    assert set(quartiles) == dense | target | made | read | softmax
     for key, (low, high) in quartiles.items():
         value = result[key]
         assert isinstance(value, float)
@@ -57,6 +61,16 @@ def test_the_report_takes_ratios_inside_a_round_and_per_row() -> None:
     assert "softmax64_ratio_9" not in result
 
 
+def test_the_yardstick_is_a_softmax_of_the_row_and_the_target_row_is_timed_beside_it() -> None:
+    softmax, target, *_ = row_benchmark._row_kernels(VOCAB)
+    logits = row_benchmark._logits(1, VOCAB, seed=0)[0]
+    weights, tickets = softmax.call(), target.call()
+    assert isinstance(weights, np.ndarray)
+    assert isinstance(tickets, np.ndarray)
+    assert weights == pytest.approx(softmax64(logits), rel=1e-14)
+    assert tickets.tolist() == target_row(logits, SamplingPolicy()).tolist()
+
+
 def test_kernels_are_interleaved_and_warmed_up() -> None:
     order: list[str] = []
 
@@ -73,7 +87,8 @@ def test_kernels_are_interleaved_and_warmed_up() -> None:
 def test_output_for_machines_and_for_people(result: dict[str, object]) -> None:
     assert json.loads(row_benchmark.as_json(result)) == result
     table = row_benchmark.as_table(result)
-    for name in (f"dense validate {VOCAB}", f"sparse make 5x8 {VOCAB}", "sparse validate 20x2", f"softmax64 {VOCAB}"):
+    names = [f"target row {VOCAB}", f"dense validate {VOCAB}", f"sparse make 5x8 {VOCAB}", "sparse validate 20x2"]
+    for name in (*names, f"softmax64 {VOCAB}"):
         assert any(line.startswith(name) for line in table.splitlines()), name
     line = next(line for line in table.splitlines() if line.startswith(f"dense allocate {VOCAB}"))
     assert f"{result[f'dense_allocate_ratio_{VOCAB}']}" in line.split()

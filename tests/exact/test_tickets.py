@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Context, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from dspark import oracle
 from dspark.dyadic import MASS, Row, allocate, greedy_row, softmax64, sparse_row
+from dspark.processors import SamplingPolicy, target_row
 from dspark.proof.toys import SMALL
 from dspark.tickets import (
     STANDARD,
@@ -68,6 +70,18 @@ def test_tickets_are_near_the_softmax_and_sum_exactly() -> None:
     assert int(tickets.sum()) == TOTAL
     variation = np.abs(tickets / TOTAL - softmax64(logits)).sum() / 2
     assert variation <= logits.size / TOTAL + 1e-15
+
+
+def test_tickets_are_near_the_exact_softmax() -> None:
+    """Total variation at most V / 2**60, with FP64 rounding and the exponential function counted in."""
+    context = Context(prec=40)
+    for spread, temperature in [(0.1, 1.0), (3.0, 1.0), (3.0, 0.7), (12.0, 1.0)]:
+        logits = (np.random.default_rng(4).standard_normal(4000) * spread).astype(np.float32)
+        exact = [context.exp(Decimal(float(logit)) / Decimal(temperature)) for logit in logits]
+        total = sum(exact, Decimal(0))
+        tickets = target_row(logits, SamplingPolicy(temperature)).tolist()
+        off = sum(abs(Decimal(TOTAL) * weight / total - ticket) for weight, ticket in zip(exact, tickets, strict=True))
+        assert off / 2 <= logits.size
 
 
 def test_removed_tokens_have_no_ticket_and_leave_no_trace() -> None:
