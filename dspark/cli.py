@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from dspark import __version__, roles
+from dspark import __version__, roles, wire_fuzz, wire_tools
 
 DEFAULT_SPECULATIVE = '{"method": "dspark"}'
 app = typer.Typer(
@@ -25,6 +25,10 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure: one command per benchmark, ratios from one run.")
 app.add_typer(bench_app, name="bench")
+conformance_app = typer.Typer(no_args_is_help=True, help="Hold a drafter, a verifier or a codec to the wire standard.")
+app.add_typer(conformance_app, name="conformance")
+wire_tools.register(conformance_app)
+wire_fuzz.register(app)
 
 
 def _device(value: str) -> str:
@@ -61,10 +65,25 @@ AdaptiveDepth = Annotated[
     bool, typer.Option("--adaptive-depth", help="Choose depths by past acceptance and measured step times.")
 ]
 ApiKeys = Annotated[Path | None, typer.Option(help="File with one API key a line; without it none is asked for.")]
+SecretFile = Annotated[
+    Path | None, typer.Option(help="File with a secret that both ends share, 16 bytes or more, readable by you alone.")
+]
+CurveSecretKey = Annotated[
+    Path | None, typer.Option(help="CURVE: this end's secret key, made by `dspark keys`; for tcp:// (ZeroMQ).")
+]
+TlsCa = Annotated[Path | None, typer.Option(help="TLS: PEM file of the private CA; for tls+tcp://.")]
+TlsCertificate = Annotated[Path | None, typer.Option(help="TLS: PEM file of this end's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option(help="TLS: PEM file of this end's private key, readable by you alone.")]
+AllowV1 = Annotated[
+    bool, typer.Option("--allow-v1", help="Also speak wire version 1: greedy requests only, tokens without rows.")
+]
 Copy = Annotated[
     bool, typer.Option("--copy/--no-copy", help="Draft what a text has said before where it begins to repeat itself.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Cases = Annotated[
+    list[str] | None, typer.Option("--case", help="Case ids or families (ROW, 'DSP2-HEL-*'); repeatable.")
+]
 
 
 class PromptSet(StrEnum):
@@ -136,13 +155,24 @@ def spark(
     audit_rate: AuditRate = 1.0,
     adaptive_depth: AdaptiveDepth = False,
     api_key_file: ApiKeys = None,
+    secret_file: SecretFile = None,
+    curve_secret_key: CurveSecretKey = None,
+    curve_server_key: Annotated[Path | None, typer.Option(help="CURVE: file with the worker's public key.")] = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    allow_v1: AllowV1 = False,
 ) -> None:
     """A Spark verifier with the endpoint, whose drafter worker runs elsewhere (`dspark worker`)."""
+    security = roles.link_security(
+        secret_file, (curve_secret_key, curve_server_key), (tls_ca, tls_certificate, tls_key)
+    )
     endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     built = roles.build_spark(
-        machine, speculative, worker, draft_deadline_ms, audit_rate=audit_rate, adaptive_depth=adaptive_depth
-    )
+        machine, speculative, worker, draft_deadline_ms,
+        audit_rate=audit_rate, adaptive_depth=adaptive_depth, security=security, allow_v1=allow_v1,
+    )  # fmt: skip
     roles.serve_endpoint(built, endpoint)
 
 
@@ -151,26 +181,37 @@ def worker(
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter directory; default the one that ships for the embedded target.")
     ] = None,
-    listen: Annotated[str, typer.Option(help="Address to bind; port 0 takes a free one.")] = "tcp://127.0.0.1:7777",
+    listen: Annotated[
+        str,
+        typer.Option(help="Address to bind: tcp:// (ZeroMQ), plain+tcp://, tls+tcp:// or ucx://; port 0: a free one."),
+    ] = "tcp://127.0.0.1:7777",
     target: Target = "embedded",
     device: Device = "cpu",
     dtype: Dtype = "auto",
     threads: Threads = None,
     slots: Slots = 16,
     max_context: MaxContext = 2048,
-    allow_remote: Annotated[
-        bool, typer.Option(help="Allow another interface than loopback. The link is not authenticated yet.")
-    ] = False,
+    secret_file: SecretFile = None,
+    curve_secret_key: CurveSecretKey = None,
+    curve_clients: Annotated[
+        Path | None, typer.Option(help="CURVE: public keys of the verifiers that may connect, one a line.")
+    ] = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    allow_v1: AllowV1 = False,
     copy: Copy = True,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """A drafter worker: holds the drafter and serves Spark verifiers over the v2 wire."""
+    security = roles.link_security(secret_file, (curve_secret_key, curve_clients), (tls_ca, tls_certificate, tls_key))
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     from dspark.speculative import SHIPPED_DRAFTER
 
     roles.run_worker(
-        machine, drafter or SHIPPED_DRAFTER, listen, allow_remote=allow_remote, parent_pid=parent_pid, copy=copy
-    )
+        machine, drafter or SHIPPED_DRAFTER, listen,
+        security=security, parent_pid=parent_pid, copy=copy, allow_v1=allow_v1,
+    )  # fmt: skip
 
 
 @app.command()
@@ -264,6 +305,27 @@ def bench_rows(
     typer.echo(row_benchmark.as_json(result) if as_json else row_benchmark.as_table(result))
 
 
+@bench_app.command("wire")
+def bench_wire(
+    turns: Annotated[int, typer.Option(min=8, help="Interleaved turns; cases with more bytes take fewer.")] = 400,
+    transports: Annotated[str, typer.Option(help="Comma-separated: zmq, tcp, ucx.")] = "zmq,tcp",
+    trace_allocations: Annotated[
+        bool, typer.Option("--trace-allocations", help="Also measure the memory that a round takes, in extra rounds.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A round on the wire, on each transport, beside a plain socket that moves the same bytes."""
+    from dspark import wire_benchmark
+
+    chosen = transports.split(",")
+    if set(chosen) - set(wire_benchmark.SCHEMES):
+        raise typer.BadParameter("use zmq, tcp, ucx", param_hint="--transports")
+    result = wire_benchmark.run(
+        turns, chosen, trace=trace_allocations, log=lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    typer.echo(wire_benchmark.as_json(result) if as_json else wire_benchmark.as_table(result))
+
+
 @bench_app.command("acceptance")
 def bench_acceptance(
     target: Target = "embedded",
@@ -306,6 +368,83 @@ def prove(
             print(f"wrote {path}", file=sys.stderr)
     typer.echo(json.dumps(found.as_object(), indent=2) if as_json else reports.as_text(found))
     raise typer.Exit(0 if found.holds else 1)
+
+
+@app.command()
+def keys(
+    path: Annotated[Path, typer.Argument(help="File for the secret key; the public one is beside it, ending in .pub.")],
+) -> None:
+    """Make a pair of CURVE keys for one end of a ZeroMQ link between machines."""
+    from dspark.errors import UserError
+    from dspark_proto.transports import TransportError
+    from dspark_proto.transports.curve import write_curve_keys
+
+    try:
+        public = write_curve_keys(path)
+    except TransportError as error:
+        raise UserError(str(error)) from None
+    typer.echo(f"secret key: {path} (keep it here)\npublic key: {public} (give it to the other end)")
+
+
+@conformance_app.command("run")
+def conformance_run(
+    own: Annotated[bool, typer.Option("--self", help="The reference peers, on every transport.")] = False,
+    own_worker: Annotated[bool, typer.Option("--worker", help="This project's worker with a tiny drafter.")] = False,
+    drafter: Annotated[str | None, typer.Option(help="Address of a drafter, e.g. tcp://127.0.0.1:7777.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address that a verifier will connect to.")] = None,
+    facts: Annotated[Path | None, typer.Option(help="JSON file with the testee's identities.")] = None,
+    case: Cases = None,
+    transport: Annotated[
+        list[str] | None, typer.Option(help="With --self: inproc, zmq, tcp or ucx; repeatable.")
+    ] = None,
+    known_failures: Annotated[Path | None, typer.Option(help="File with the ids of cases that may fail.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A broken SHOULD fails the run too.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Directory for report.json, report.xml and report.html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cases against one testee: --self, --worker, --drafter ADDRESS or --listen ADDRESS."""
+    from dspark import conformance
+
+    if sum((own, own_worker, drafter is not None, listen is not None)) != 1:
+        raise typer.BadParameter("give one of --self, --worker, --drafter, --listen")
+    options = conformance.RunOptions(tuple(case or ()), tuple(transport or ()), known_failures, strict, as_json, report)
+    if own:
+        raise typer.Exit(conformance.run_reference(options, typer.echo))
+    if own_worker:
+        roles.prepare_machine("", "cpu", "fp32", 1, 1, 16)
+        from dspark_workers.worker import Worker
+
+        raise typer.Exit(conformance.run_testee(conformance.tiny_worker(Worker), "worker", options, typer.echo))
+    testee = (
+        conformance.remote_drafter(drafter, facts)
+        if drafter is not None
+        else conformance.remote_verifier(listen or "", facts, lambda text: typer.echo(text, err=True))
+    )
+    raise typer.Exit(conformance.run_testee(testee, drafter or listen or "", options, typer.echo))
+
+
+@conformance_app.command("selftest")
+def conformance_selftest(case: Cases = None, as_json: Json = False) -> None:
+    """Prove that the cases find planted bugs: every mutant is found, and every case finds one."""
+    from dspark import conformance
+
+    raise typer.Exit(conformance.selftest(tuple(case or ()), as_json=as_json, say=typer.echo))
+
+
+@conformance_app.command("list")
+def conformance_list(case: Cases = None, as_json: Json = False) -> None:
+    """All cases, one a line."""
+    from dspark import conformance
+
+    conformance.list_cases(tuple(case or ()), as_json=as_json, say=typer.echo)
+
+
+@conformance_app.command("show")
+def conformance_show(case: Annotated[str, typer.Argument(help="Id of a case, e.g. DSP2-ROW-100.")]) -> None:
+    """What one case checks, and the sentence of the standard behind it."""
+    from dspark import conformance
+
+    conformance.show(case, typer.echo)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from dspark import __version__, native, placement
@@ -25,10 +26,11 @@ _REQUIRED = ("torch", "zmq", "uvicorn")
 
 @dataclass
 class Report:
-    """Facts, choices, and findings; `usable` is False when a role cannot start at all."""
+    """Facts, choices, transports (what works, or why not), findings; `usable` is False when a role cannot start."""
 
     facts: dict[str, object] = field(default_factory=dict)
     choices: dict[str, object] = field(default_factory=dict)
+    transports: dict[str, str] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     usable: bool = True
 
@@ -52,6 +54,7 @@ def examine() -> Report:
     _check_packages(report)
     if report.usable:
         _check_torch(report)
+        _check_transports(report)
     _check_port(report, 8000)
     report.choices = {
         "threads_per_role": chosen.threads,
@@ -100,6 +103,17 @@ def _check_torch(report: Report) -> None:
         report.findings.append("one core only: worker and verifier take turns on it")
 
 
+def _check_transports(report: Report) -> None:
+    """A frame there and back on each; only the default one is a finding when it fails, the others are choices."""
+    from dspark import transport_check
+
+    report.transports = transport_check.examine()
+    default, answer = next(iter(report.transports.items()))
+    if answer != transport_check.WORKS:
+        report.findings.append(f"the default transport does not work: {default}: {answer}")
+        report.usable = False
+
+
 def _check_port(report: Report, port: int) -> None:
     with socket.socket() as probe:
         try:
@@ -114,7 +128,12 @@ def as_json(report: Report) -> str:
 
 def as_text(report: Report) -> str:
     lines = []
-    for title, values in (("this machine", report.facts), ("what dspark chooses", report.choices)):
+    sections: tuple[tuple[str, Mapping[str, object]], ...] = (
+        ("this machine", report.facts),
+        ("what dspark chooses", report.choices),
+        ("transports, tried on loopback", report.transports),
+    )
+    for title, values in sections:
         lines.append(title)
         lines += [f"  {name.replace('_', ' '):38} {value}" for name, value in values.items()]
     lines.append("findings" if report.findings else "findings: none")

@@ -18,6 +18,7 @@ from dspark.errors import UserError
 
 if TYPE_CHECKING:
     from dspark.speculative import ResolvedDrafter
+    from dspark_proto.transports import Security
     from dspark_spark.acceptance_curve import Pair
     from dspark_spark.build import Spark
 
@@ -120,8 +121,36 @@ def _worker_arguments(machine: Machine, drafter: Path) -> list[str]:
     return [text for name, value in options.items() for text in (name, str(value))]
 
 
+def link_security(
+    secret: Path | None, curve: tuple[Path | None, Path | None], tls: tuple[Path | None, Path | None, Path | None]
+) -> Security:
+    """What protects the link: a shared secret, CURVE (secret key, peers' public keys), TLS (CA, certificate, key).
+
+    Raises UserError for a set that is incomplete.
+    """
+    from dspark_proto.transports import CurveFiles, Security, TlsFiles
+
+    if any(curve) and not all(curve):
+        raise UserError("--curve-*: give both the secret key and the file of public keys")
+    if any(tls) and not all(tls):
+        raise UserError("--tls-*: give all of --tls-ca, --tls-certificate and --tls-key")
+    (secret_key, peers), (ca, certificate, key) = curve, tls
+    return Security(
+        psk_file=secret,
+        curve=CurveFiles(secret_key, peers) if secret_key and peers else None,
+        tls=TlsFiles(ca, certificate, key) if ca and certificate and key else None,
+    )
+
+
 def run_worker(
-    machine: Machine, drafter: Path, listen: str, *, allow_remote: bool, parent_pid: int | None, copy: bool
+    machine: Machine,
+    drafter: Path,
+    listen: str,
+    *,
+    security: Security,
+    parent_pid: int | None,
+    copy: bool,
+    allow_v1: bool = False,
 ) -> None:
     """Serve drafts until SIGTERM."""
     check_device(machine.device)
@@ -137,9 +166,10 @@ def run_worker(
         slots=machine.slots,
         length=machine.max_context,
         threads=machine.threads,
-        allow_remote=allow_remote,
+        security=security,
         parent_pid=parent_pid,
         copy=copy,
+        allow_v1=allow_v1,
     )
     serve(settings, lambda endpoint: say(f"{launch.READY_PREFIX}{endpoint}"))
 
@@ -152,10 +182,13 @@ def build_spark(
     *,
     audit_rate: float = 1.0,
     adaptive_depth: bool = False,
+    security: Security | None = None,
+    allow_v1: bool = False,
 ) -> Spark:
     """Load the target and connect the link (which comes up by itself once the worker answers)."""
     check_device(machine.device)
     from dspark import speculative as speculation
+    from dspark_proto.transports import Security
     from dspark_spark.build import SparkSettings, build
     from dspark_spark.engine import EngineSettings
 
@@ -168,6 +201,8 @@ def build_spark(
             dtype=machine.dtype,
             threads=machine.threads,
             draft_deadline_ms=deadline_ms,
+            security=security or Security(),
+            allow_v1=allow_v1,
             engine=EngineSettings(
                 slots=machine.slots,
                 max_context=machine.max_context,

@@ -6,8 +6,8 @@ Fields: `method` ("dspark"), `model` (a drafter directory; the shipped drafter w
 `num_speculative_tokens` (default: the drafter's block size; 0 serves the target alone and then nothing else of the
 drafter is read, loaded or validated), `rejection_sample_method` ("block", the default, judges a proposal as a whole and
 accepts more; "standard" judges token by token; both are exact), and two of our own: `draft_temperature` (null follows
-the request) and `draft_support` (entries of a sampled q row: 16, 32, 64 or 256; null takes 32, and 256 where the draft
-temperature is so high that 32 entries would lose acceptance).
+the request) and `draft_support` (entries of a sampled q row: 16, 32, 64, 256, or "dense" for the whole draft
+vocabulary; null takes 32, and 256 where the draft temperature is so high that 32 entries would lose acceptance).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from dspark.models import drafter_config
 from dspark.models.config import DecoderConfig, ModelConfigError
 from dspark.models.drafter_config import DrafterConfig
 from dspark.models.source import EMBEDDED
+from dspark_proto import SupportPolicy
 
 SHIPPED_DRAFTER = Path(__file__).parent / "checkpoints" / "smollm2-135m-instruct"
 
 # Acceptance per width is measured by `dspark bench acceptance`: at low temperatures 32 entries hold nearly all of it.
 USUAL_SUPPORT, WIDE_SUPPORT, WIDE_TEMPERATURE = 32, 256, 0.85
+DENSE = int(SupportPolicy.DENSE)
 
 
 RejectionMethod = Literal["standard", "block"]
@@ -41,7 +43,7 @@ class SpeculativeConfig(BaseModel):
     model: str | None = Field(default=None, min_length=1)
     num_speculative_tokens: int | None = Field(default=None, ge=0, le=drafter_config.MAX_BLOCK)
     draft_temperature: float | None = Field(default=None, ge=0.0, le=4.0)
-    draft_support: Literal[16, 32, 64, 256] | None = None
+    draft_support: Literal[16, 32, 64, 256, "dense"] | None = None
     rejection_sample_method: RejectionMethod = "block"
 
     @property
@@ -51,7 +53,10 @@ class SpeculativeConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDrafter:
-    """A drafter that fits the target: its directory, its config, and the depth to draft to."""
+    """A drafter that fits the target: its directory, its config, and the depth to draft to.
+
+    draft_support: entries of a sampled row, 0 (`DENSE`) for rows over the whole vocabulary, None as it needs.
+    """
 
     directory: Path
     config: DrafterConfig
@@ -62,14 +67,21 @@ class ResolvedDrafter:
 
     @property
     def max_support(self) -> int:
-        """Entries of the widest row that a request may ask for."""
+        """Entries of the widest sparse row that a request may ask for."""
         return self.draft_support or WIDE_SUPPORT
+
+    @property
+    def dense(self) -> bool:
+        """Whether sampled rows are dense, for which both sides need memory."""
+        return self.draft_support == DENSE
 
     def support(self, temperature: float) -> int:
         """Entries per row at a draft temperature: one for greedy drafting, else as configured or as it needs."""
         if temperature == 0:
             return 1
-        return self.draft_support or (WIDE_SUPPORT if temperature >= WIDE_TEMPERATURE else USUAL_SUPPORT)
+        if self.draft_support is not None:
+            return self.draft_support
+        return WIDE_SUPPORT if temperature >= WIDE_TEMPERATURE else USUAL_SUPPORT
 
 
 def parse(text: str) -> SpeculativeConfig:
@@ -105,6 +117,6 @@ def resolve(speculative: SpeculativeConfig, target_name: str, target: DecoderCon
         config,
         depth,
         speculative.draft_temperature,
-        speculative.draft_support,
+        DENSE if speculative.draft_support == "dense" else speculative.draft_support,
         speculative.rejection_sample_method,
     )

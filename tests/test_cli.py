@@ -5,20 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import socket
+import stat
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from dspark import __version__, cli, doctor, placement
+from dspark import __version__, cli, doctor, placement, transport_check
 from dspark.doctor import Report
 from tests.conftest import TinyPair
 
 COMMANDS = [
-    ["serve"], ["spark"], ["worker"], ["chat"], ["train"], ["doctor"], ["prove"],
-    ["bench"], ["bench", "spec"], ["bench", "rows"], ["bench", "acceptance"],
+    ["serve"], ["spark"], ["worker"], ["chat"], ["train"], ["doctor"], ["prove"], ["keys"],
+    ["bench"], ["bench", "spec"], ["bench", "rows"], ["bench", "wire"], ["bench", "acceptance"],
 ]  # fmt: skip
 
 # Runs main() for several command lines in one process (each start costs a second), and reports on each.
@@ -102,10 +104,24 @@ def test_what_does_not_fit_is_one_line_with_a_remedy(tiny_pair: TinyPair) -> Non
         (["serve", *target, *spec, tiny_pair.speculative(2), "--device", "cuda:77"], ["--device cuda:77", "cpu"]),
         (["spark", "--worker", "nowhere", *target, *spec, tiny_pair.speculative(2), "--max-context", "256"],
          ["--worker nowhere", "tcp://"]),
+        (["spark", "--worker", "tls+tcp://127.0.0.1:9", *target, *spec, tiny_pair.speculative(2),
+          "--max-context", "256"],
+         ["--worker", "TLS certificates"]),
+        (["spark", "--worker", "tcp://127.0.0.1:9", "--curve-secret-key", "/a", *target, *spec,
+          tiny_pair.speculative(2)],
+         ["--curve-", "public keys"]),
         (["spark", "--worker", "tcp://127.0.0.1:9", *target, *spec, tiny_pair.speculative(2)],
          ["--max-context 2048", "512"]),
         (["worker", *target, "--drafter", "/nonexistent"], ["/nonexistent", "config.json"]),
-        (["worker", *target, *drafter, "--listen", "tcp://0.0.0.0:0"], ["--listen", "--allow-remote"]),
+        (["worker", *target, *drafter, "--listen", "tcp://0.0.0.0:0"], ["--secret-file", "--curve-", "--tls-"]),
+        (["worker", *target, *drafter, "--listen", "plain+tcp://0.0.0.0:0"], ["--listen", "tls+tcp://"]),
+        (["worker", *target, *drafter, "--listen", "http://127.0.0.1:0"], ["http://127.0.0.1:0", "tls+tcp://"]),
+        (["worker", *target, *drafter, "--secret-file", "/nonexistent"], ["--secret-file", "No such file"]),
+        (["worker", *target, *drafter, "--listen", "tls+tcp://127.0.0.1:0"], ["--listen", "TLS certificates"]),
+        (["worker", *target, *drafter, "--curve-secret-key", "/nonexistent"], ["--curve-", "public keys"]),
+        (["worker", *target, *drafter, "--tls-ca", "/a", "--tls-key", "/b"], ["--tls-certificate"]),
+        (["worker", *target, *drafter, "--curve-secret-key", "/nonexistent", "--curve-clients", "/nonexistent"],
+         ["/nonexistent", "No such file"]),
         (["worker", *target, *drafter, "--listen", "tcp://127.0.0.1:x"], ["--listen tcp://127.0.0.1:x"]),
     ]  # fmt: skip
     answers = run(*[a for a, _ in cases], mode="no-prepare")
@@ -115,6 +131,17 @@ def test_what_does_not_fit_is_one_line_with_a_remedy(tiny_pair: TinyPair) -> Non
         assert message.startswith("dspark: ")
         assert message.count("\n") == 0, message
         assert all(word in message for word in words), (arguments, message)
+
+
+def test_keys_are_made_once(tmp_path: Path) -> None:
+    line = ["keys", str(tmp_path / "worker")]
+    made, again = run(line, line)
+    assert made["status"] == 0
+    assert f"{tmp_path}/worker.pub" in made["out"]
+    assert not made["torch"]
+    assert stat.S_IMODE((tmp_path / "worker").stat().st_mode) == 0o600
+    assert again["status"] == 2
+    assert again["err"] == f"dspark: {tmp_path}/worker: File exists\n"
 
 
 def test_bench_without_speculation_has_nothing_to_compare(tiny_pair: TinyPair) -> None:
@@ -140,6 +167,9 @@ def test_doctor_reports_this_machine() -> None:
     assert report["choices"]["dtype"] == placement.choose_dtype("auto", "cpu")
     assert "PASSIVE" in report["choices"]["waiting"]
     assert report["facts"]["dspark"] == __version__
+    works = [name for name, answer in report["transports"].items() if answer == "works"]
+    assert works == ["zmq (tcp://)", "zmq with CURVE keys (tcp://)", "plain tcp (plain+tcp://)"]
+    assert set(report["transports"]) - set(works) == {"tls 1.3 (tls+tcp://)", "ucx (ucx://)"}
     assert set(report["facts"]) >= {
         "torch", "cores", "memory_gib", "native_bf16", "cuda_devices", "row_kernels", "decode_kernels"
     }  # fmt: skip
@@ -156,6 +186,25 @@ def test_doctor_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.startswith("this machine\n")
     assert "what dspark chooses" in text
     assert "threads per role" in text
+    assert "transports, tried on loopback" in text
+
+
+def test_doctor_says_why_a_transport_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ucxx" else find(name))
+    assert transport_check._ucx() == "ucxx is not installed: pip install 'dspark[ucx]'"
+    monkeypatch.setattr(transport_check, "_WAIT_S", 0.0)
+    assert "did not come back" in transport_check.round_trip("plain+tcp://127.0.0.1:0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert "in use" in transport_check.round_trip(address)
+        report = Report()
+        monkeypatch.setattr(transport_check, "examine", lambda: {"zmq": transport_check.round_trip(address)})
+        doctor._check_transports(report)
+    assert not report.usable
+    assert "the default transport does not work" in report.findings[0]
 
 
 def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def block_shares(tickets: Int64s, ids: Int32s, counts: Int64s, weight: int) -> U
     uint64[entries + 1, 2], the lower word first.
     """
     library = native.choice().library
-    fits = (tickets.dtype, ids.dtype, counts.dtype) == (np.int64, np.int32, np.int64)
+    fits = tickets.dtype == counts.dtype == np.int64 and ids.dtype == np.int32
     if library is None or not (fits and 0 <= weight <= _LARGEST_WEIGHT):
         return None
     tickets, ids, counts = _plain(tickets), _plain(ids), _plain(counts)

@@ -7,6 +7,7 @@ into events, and calls into frames to send; sockets, clocks and threads belong t
 
 from __future__ import annotations
 
+from .auth import Authentication
 from .buffers import Buffer
 from .canonical import decode_canonical, encode_canonical
 from .checksums import body_checksum, crc32c
@@ -39,11 +40,12 @@ from .events import (
 )
 from .frame import Frame, decode_frame, encode_frame, encode_frame_into
 from .hello import Compatibility
-from .limits import NO_COMMIT, SLOT_NONE
+from .limits import CONFIDENCE_MAX, NO_COMMIT, SLOT_NONE
 from .messages import StepItem
 from .negotiation import HelloParameters, Mismatch, Negotiated
 from .prefix import MAJOR, MINOR, WIRE_VERSION, Key, Prefix, read_prefix
 from .registry import (
+    Capability,
     Cause,
     Checksum,
     DraftLayout,
@@ -57,6 +59,7 @@ from .registry import (
     SemanticId,
     SupportPolicy,
     VerifierId,
+    WireVersion,
 )
 from .rows import ReplyLayout
 from .staging import Lease, LeaseState, Staging
@@ -64,6 +67,7 @@ from .states import DrafterState, SlotState, VerifierState
 from .verifier import ContextSend, VerifierConnection
 
 __all__ = (
+    "CONFIDENCE_MAX",
     "DIGEST_BYTES",
     "EMPTY_DIGEST",
     "MAJOR",
@@ -72,7 +76,9 @@ __all__ = (
     "SLOT_NONE",
     "WIRE_VERSION",
     "Accepted",
+    "Authentication",
     "Buffer",
+    "Capability",
     "Cause",
     "Checksum",
     "Compatibility",
@@ -128,6 +134,7 @@ __all__ = (
     "VerifierEvent",
     "VerifierId",
     "VerifierState",
+    "WireVersion",
     "body_checksum",
     "crc32c",
     "decode_canonical",

@@ -13,11 +13,14 @@ import msgpack  # type: ignore[import-untyped]  # ships no annotations
 
 from .buffers import Buffer
 from .errors import RemoteProtocolError
-from .limits import CONTROL_DEPTH_MAX
+from .limits import CONTROL_DEPTH_MAX, STATS_COUNTERS_MAX
 from .registry import ErrorCode
 
 Scalar: TypeAlias = int | bytes | str
 Value: TypeAlias = Scalar | list["Value"]
+
+ARRAY_LENGTH_MAX: Final = STATS_COUNTERS_MAX
+"""Values of the longest array. msgpack makes room for an array when it reads the header, and nests 1,024 deep."""
 
 _SCALARS: Final = frozenset((int, bytes, str))
 
@@ -36,7 +39,9 @@ def decode_canonical(control: Buffer, where: str = "control") -> list[Value]:
     Raises :class:`RemoteProtocolError` NONCANONICAL for anything but the one legal encoding.
     """
     try:
-        values = msgpack.unpackb(control, raw=False, use_list=True, ext_hook=_refuse_extension)
+        values = msgpack.unpackb(
+            control, use_list=True, max_array_len=ARRAY_LENGTH_MAX, max_map_len=0, max_ext_len=0
+        )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(ErrorCode.NONCANONICAL, where) from error
     if type(values) is not list or not _in_profile(values, CONTROL_DEPTH_MAX):
@@ -44,10 +49,6 @@ def decode_canonical(control: Buffer, where: str = "control") -> list[Value]:
     if encode_canonical(values) != control:
         raise RemoteProtocolError(ErrorCode.NONCANONICAL, where)
     return values
-
-
-def _refuse_extension(_code: int, _data: bytes) -> object:
-    raise ValueError("extension types are not in the profile")
 
 
 def _in_profile(values: list[Value], depth: int) -> bool:

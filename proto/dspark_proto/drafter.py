@@ -23,13 +23,13 @@ from .hello import Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS_WORKER
 from .messages import STATUS_OK, Completion, Drain, Row, StepItem
 from .negotiation import HelloParameters, accept_message
-from .registry import ErrorCode, Representation
-from .rows import ReplyLayout, body_shapes, write_reply
+from .registry import ErrorCode
+from .rows import RECORD_BYTES, ReplyLayout, write_reply
 from .slots import DrafterSlot, require
 from .states import DrafterState, SlotState
 
-_REPLY_CONTROL_BYTES: Final = 1024
-"""Room for prefix and control of a ROW and of a COMPLETION, and for the padding of the three bodies."""
+_FRAME_ROOM_BYTES: Final = 512
+"""Room for prefix and control of a ROW or a COMPLETION, and for the padding of the bodies."""
 
 _CREDIT_STEPS: Final = 4
 """A credit update is sent when this fraction of the window has been consumed since the last one."""
@@ -52,7 +52,8 @@ class DrafterConnection(DrafterInbox):
             raise LocalProtocolError(ErrorCode.INCOMPATIBLE, "ACCEPT", "reject this HELLO")
         self._move("accept")
         self.negotiated = offer
-        stride = aligned(offer.reply_bytes) + _REPLY_CONTROL_BYTES
+        frames = 1 + (offer.max_depth if offer.dense_rows else 1)
+        stride = aligned(offer.reply_bytes) + frames * _FRAME_ROOM_BYTES
         storage = memoryview(bytearray(stride * offer.max_slots))
         self._slots = tuple(
             DrafterSlot(index, reply_storage=storage[index * stride : (index + 1) * stride])
@@ -62,7 +63,11 @@ class DrafterConnection(DrafterInbox):
         self._rows_received = self._rows_consumed = 0
         self._announced_credit = offer.context_credit_rows
         self._heard_ns = now_ns
-        return encode_frame(accept_message(self.parameters, hello, offer))
+        message = accept_message(self.parameters, hello, offer)
+        authentication = self.parameters.authentication
+        if authentication is not None:
+            message = authentication.sealed(message, hello, self._proof_nonce)
+        return encode_frame(message)
 
     def reject(self, code: ErrorCode | None = None) -> memoryview:
         """Refuse the pending HELLO, naming the first difference; ``code`` is for a reason of the worker's
@@ -92,11 +97,17 @@ class DrafterConnection(DrafterInbox):
         ids: Buffer,
         q: Buffer,
         draft_us: int = 0,
+        confidences: Sequence[int] | None = None,
     ) -> list[memoryview]:
-        """The frames that answer ``item``: one ROW with all positions, and the COMPLETION.
+        """The frames that answer ``item``: a ROW with all positions (several when they are large), and the
+        COMPLETION.
 
-        ``tokens`` and ``entries`` are [depth]; ``ids`` int32 and ``q`` float32 are raw little-endian [depth,
-        support] with zeros beyond ``entries``; ``draft_us`` is how long drafting took.
+        ``tokens``, ``entries`` and ``confidences`` are [depth]; ``ids`` int32 and ``q`` float32 are raw
+        little-endian [depth, support] with zeros beyond ``entries``; ``draft_us`` is how long drafting took.
+        Dense rows: ``ids`` is empty, ``q`` [depth, vocabulary size], every ``entries`` the vocabulary size.
+        Version 1: rows of one entry, the token; they are checked to be that, and only the tokens travel.
+        ``confidences[i]`` is a guess in units of 2^-24 that draft i is accepted when all before it are; it
+        must have been made before ``tokens[i]`` was drawn. None: no opinion.
         The frames stay valid until the slot's next round. An empty
         list means that the item's key died meanwhile (counted): drop the work.
         """
@@ -104,47 +115,56 @@ class DrafterConnection(DrafterInbox):
         if slot is None:
             return []
         terms = self._terms()
-        layout = ReplyLayout(item.depth, int(slot.support))
+        layout = terms.layout(item.depth, slot.support)
         block = self._scratch[: layout.total_bytes]
-        write_reply(block, layout, tokens, entries, ids, q)
+        write_reply(block, layout, tokens, entries, ids, q, confidences)
         require(
             max(tokens) < terms.vocab_size,
             ErrorCode.TOKEN_OUT_OF_RANGE,
             "reply.tokens",
             "use global token ids",
         )
-        row_frame, rest = self._write_row(slot, layout, block)
+        row_frames, rest = self._write_rows(slot, layout, block)
         checksum = body_checksum(terms.checksum, block)
         completion = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, checksum, draft_us)
         completion_frame = rest[: encode_frame_into(rest, completion, slot.key)]
         slot.move("reply", "reply")
         slot.replied, slot.drafted = True, tuple(tokens)
-        slot.reply_frames = (row_frame, completion_frame)
+        slot.reply_frames = (*row_frames, completion_frame)
         return list(slot.reply_frames)
 
-    def _write_row(
+    def _write_rows(
         self, slot: DrafterSlot, layout: ReplyLayout, block: memoryview
-    ) -> tuple[memoryview, memoryview]:
-        """Encode the ROW into the slot's storage; returns the frame and the storage after it."""
+    ) -> tuple[list[memoryview], memoryview]:
+        """Encode the ROWs into the slot's storage; returns the frames and the storage after them."""
+        frames, rest = [], slot.reply_storage
+        step = layout.rows_per_frame
+        for first in range(0, layout.depth, step):
+            spans = layout.spans(first, min(step, layout.depth - first))
+            bodies = [block[start : start + length] for start, length in spans]
+            length = encode_frame_into(rest, self._row(slot, layout, first, bodies), slot.key, bodies)
+            frames.append(rest[:length])
+            rest = rest[length:]
+        return frames, rest
+
+    def _row(self, slot: DrafterSlot, layout: ReplyLayout, first: int, bodies: Sequence[memoryview]) -> Row:
+        """The ROW of the rows from ``first`` on that ``bodies`` hold."""
         checksum = self._terms().checksum
-        bodies = [block[start : start + length] for start, length in layout.spans(0, layout.depth)]
-        shapes = body_shapes(layout.depth, layout.support)
+        row_count = len(bodies[0]) // RECORD_BYTES
         descriptors = tuple(
             describe(kind, dtype, rows, entries, body, checksum)
-            for (kind, dtype, rows, entries, _), body in zip(shapes, bodies, strict=True)
+            for (kind, dtype, rows, entries, _), body in zip(layout.shapes(row_count), bodies, strict=True)
         )
-        row = Row(
+        return Row(
             slot.session,
             self.parameters.epoch,
-            0,
-            layout.depth,
+            first,
+            row_count,
             layout.depth,
             layout.support,
-            Representation.SPARSE,
+            layout.representation,
             descriptors,
         )
-        length = encode_frame_into(slot.reply_storage, row, slot.key, bodies)
-        return slot.reply_storage[:length], slot.reply_storage[length:]
 
     def fail(self, item: StepItem, code: ErrorCode = ErrorCode.DRAFT_FAILED) -> list[memoryview]:
         """Answer ``item`` with a failure; the slot then waits for a reset. Empty when the key died."""

@@ -1,7 +1,8 @@
 """The receiving half of the worker side: frames in, events and automatic answers out.
 
-Invariants: no fault of the peer leaves ``receive``; a new HELLO kills every slot; PING, STATS and repeated
-STEPs are answered without the caller. Spec: SPEC.md, sections "HELLO, ACCEPT, REJECT", "PING, PONG", "STATS".
+Invariants: no fault of the peer leaves ``receive``; a new HELLO kills every slot; with a secret, nothing of a
+HELLO is looked at, or told, before it is proven; CHALLENGE, PING, STATS and repeated STEPs are answered without
+the caller. Spec: SPEC.md, sections "HELLO, ACCEPT, REJECT", "Authentication", "PING, PONG", "STATS".
 Base class of ``DrafterConnection``, which adds what a worker answers; slot messages are in
 ``DrafterSessions``.
 """
@@ -15,10 +16,18 @@ from .buffers import Buffer
 from .drafter_sessions import DrafterSessions
 from .errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from .events import DrafterEvent, HelloReceived, PeerError, SlotClosed
-from .hello import Hello
-from .limits import SLOT_NONE
+from .hello import Challenge, Hello
+from .limits import AUTH_NONCE_BYTES, SLOT_NONE
 from .messages import ErrorMessage, Message, Ping, Pong, Stats, StatsCounter
-from .negotiation import HelloParameters, Mismatch, Negotiated, first_mismatch, negotiate
+from .negotiation import (
+    HelloParameters,
+    Mismatch,
+    Negotiated,
+    common_version,
+    compatibility_for,
+    first_mismatch,
+    negotiate,
+)
 from .prefix import Prefix
 from .registry import ErrorCode, MessageType, Scope
 from .slots import require
@@ -34,6 +43,8 @@ class DrafterInbox(DrafterSessions):
         self._hello: Hello | None = None
         self._refusal: tuple[ErrorCode, Mismatch] | None = None
         self._offer: Negotiated | None = None
+        self._challenge: tuple[Hello, bytes] | None = None
+        self._proof_nonce = b""
         self._told_hello_required = False
         self._announced_credit = 0
 
@@ -45,7 +56,7 @@ class DrafterInbox(DrafterSessions):
         prefix, view = opened
         allowed = DRAFTER_RECEIVES.get(prefix.type, frozenset())
         if self.state not in allowed:
-            self._refuse_early(known=bool(allowed))
+            self._refuse_early(prefix.type, known=bool(allowed))
             return []
         try:
             slot = self._admit(prefix) if self._concerns_slot(prefix) else None
@@ -55,20 +66,24 @@ class DrafterInbox(DrafterSessions):
                 return handler(self, slot, prefix, message, view)
             return self._HANDLERS[prefix.type](self, prefix, message, view)
         except ProtocolError as error:
-            self._refuse(error, prefix.key)
+            if prefix.type is MessageType.ERROR:
+                self._count(error.code)
+            else:
+                self._refuse(error, prefix.key)
             return []
 
     def _concerns_slot(self, prefix: Prefix) -> bool:
         batch = prefix.slot == SLOT_NONE and prefix.type is MessageType.STEP
         return not batch and (prefix.type in self._SLOT_HANDLERS or prefix.type is MessageType.STEP)
 
-    def _refuse_early(self, known: bool) -> None:
+    def _refuse_early(self, kind: MessageType, known: bool) -> None:
         """A frame before HELLO, for instance from a verifier that has not noticed a restart: tell it once."""
         if not known:
             self._count(ErrorCode.UNEXPECTED_MESSAGE)
             return
         self._count(ErrorCode.HELLO_REQUIRED)
-        if self.state is not DrafterState.HELLO_RECEIVED and not self._told_hello_required:
+        greeting = self.state in (DrafterState.HELLO_RECEIVED, DrafterState.CHALLENGED)
+        if not greeting and not self._told_hello_required and kind is not MessageType.ERROR:
             self._told_hello_required = True
             self._queue(ErrorMessage(ErrorCode.HELLO_REQUIRED, Scope.CONNECTION, 0, "connection"))
 
@@ -81,9 +96,12 @@ class DrafterInbox(DrafterSessions):
         self._hello, self._refusal, self._offer = message, None, None
         self._told_hello_required = False
         try:
-            mismatch = first_mismatch(self.parameters.compatibility, message)
+            if not self._authenticate(message):
+                return list(events)
+            version = common_version(self.parameters, message)
+            mismatch = first_mismatch(compatibility_for(self.parameters.compatibility, version), message)
             if mismatch is None:
-                self._offer = negotiate(self.parameters, message)
+                self._offer = negotiate(self.parameters, message, version)
                 return [*events, HelloReceived(None, None, self._offer)]
             code = ErrorCode.INCOMPATIBLE
         except RemoteProtocolError as error:
@@ -91,6 +109,31 @@ class DrafterInbox(DrafterSessions):
         self._count(code)
         self._refusal = code, mismatch
         return [*events, HelloReceived(code, mismatch, None)]
+
+    def _authenticate(self, hello: Hello) -> bool:
+        """Whether ``hello`` may be looked at; False when it has been challenged instead.
+
+        A challenge serves one proof, whatever comes of it. Raises :class:`RemoteProtocolError` AUTH_UNSUPPORTED,
+        AUTH_REQUIRED or AUTH_FAILED.
+        """
+        challenge, self._challenge = self._challenge, None
+        self._proof_nonce = b""
+        authentication = self.parameters.authentication
+        if authentication is None:
+            if hello.auth:
+                raise RemoteProtocolError(ErrorCode.AUTH_UNSUPPORTED, "HELLO.auth")
+            return True
+        if not hello.auth:
+            raise RemoteProtocolError(ErrorCode.AUTH_REQUIRED, "HELLO.auth")
+        if len(hello.auth) == AUTH_NONCE_BYTES:
+            self._challenge = hello, authentication.nonce()
+            self._move("challenge")
+            self._queue(Challenge(self.parameters.epoch, hello.epoch, hello.serial, self._challenge[1]))
+            return False
+        if challenge is None or not authentication.verifier_is_genuine(hello, *challenge):
+            raise RemoteProtocolError(ErrorCode.AUTH_FAILED, "HELLO.auth")
+        self._proof_nonce = challenge[1]
+        return True
 
     def _retire_slots(self) -> list[DrafterEvent]:
         """Close every slot: cached replies, keys and generations of the old connection are dead."""

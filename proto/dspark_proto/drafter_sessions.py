@@ -27,7 +27,7 @@ from .events import (
     StepArrived,
 )
 from .frame import body_views, check_body, checked_bodies
-from .limits import NO_COMMIT, SLOT_NONE
+from .limits import GENERATION_MAX, NO_COMMIT, SLOT_NONE
 from .messages import Cancel, Close, Commit, Context, ErrorMessage, Message, Open, Reset, Step, StepItem
 from .negotiation import HelloParameters
 from .peer import Peer
@@ -71,6 +71,7 @@ class DrafterSessions(Peer):
         """The slot of a frame that names one, with the generation rule applied, from the prefix alone."""
         slot = self._slot(prefix.slot)
         if prefix.type in _NEW_GENERATION:
+            require(prefix.generation <= GENERATION_MAX, ErrorCode.GENERATION_EXHAUSTED, "prefix.generation")
             fresh = prefix.generation > slot.generation
         else:
             require(slot.state is not SlotState.FREE, ErrorCode.SLOT_NOT_OPEN, "prefix.slot")
@@ -106,8 +107,9 @@ class DrafterSessions(Peer):
         assert isinstance(message, Open)
         terms = self._terms()
         require(self.state is not DrafterState.DRAINING, ErrorCode.DRAINING, "OPEN")
-        require(message.support <= terms.max_support, ErrorCode.SUPPORT_OUT_OF_RANGE, "OPEN.support")
-        require(bool(terms.lanes & 1 << (message.lane - 1)), ErrorCode.LANE_MISMATCH, "OPEN.lane")
+        allowed = terms.takes_lane(message.lane, message.draft_temperature_micro)
+        require(allowed, ErrorCode.LANE_MISMATCH, "OPEN.lane")
+        require(terms.takes(message.support), ErrorCode.SUPPORT_OUT_OF_RANGE, "OPEN.support")
         require(slot.state is SlotState.FREE, ErrorCode.SLOT_BUSY, "OPEN.slot")
         slot.move("open", "OPEN")
         _begin(slot, prefix.generation, message.context_start, message.start_digest)

@@ -37,11 +37,13 @@ class Rejected:
 class ProposalReady:
     """A whole, structurally valid proposal in leased staging.
 
-    ``tokens[i]`` and ``entries[i]`` belong to the draft for position ``anchor_position + 1 + i``. ``ids`` is
-    int32 [depth, support] and ``q`` float32 [depth, support], both read-only little-endian bytes;
-    ``draft_us`` is the worker's own time for the round. The values
-    are *not* checked beyond sizes, ranges of tokens and entries, and checksums. Call ``lease.release()`` when
-    done.
+    ``tokens[i]``, ``entries[i]`` and ``confidences[i]`` belong to the draft for position
+    ``anchor_position + 1 + i``. ``ids`` is int32 [depth, support] and ``q`` float32 [depth, support], both
+    read-only little-endian bytes; with ``support`` 0 (dense rows) ``ids`` is empty and ``q`` [depth,
+    vocabulary size]. A confidence is the worker's guess, in units of 2^-24, that the draft is accepted if all
+    before it are; 2^24 also stands for "no opinion". ``draft_us`` is the worker's own time for the round. The
+    values are *not* checked beyond sizes, ranges of tokens, entries and confidences, and checksums. Call
+    ``lease.release()`` when done.
     """
 
     slot: int
@@ -53,6 +55,7 @@ class ProposalReady:
     support: int
     tokens: tuple[int, ...]
     entries: tuple[int, ...]
+    confidences: tuple[int, ...]
     ids: memoryview = field(repr=False)
     q: memoryview = field(repr=False)
     lease: Lease = field(repr=False)
@@ -173,7 +176,10 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class SlotOpened:
-    """A session took a slot. ``seed`` is signed 64-bit; temperature is in millionths, 0 = greedy."""
+    """A session took a slot. ``seed`` is signed 64-bit; temperature is in millionths, 0 = greedy.
+
+    ``lane`` says what the rows are for: in MATCH and GREEDY each has one entry, whatever ``support`` is.
+    """
 
     slot: int
     session: int

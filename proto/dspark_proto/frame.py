@@ -18,7 +18,7 @@ from .buffers import ZEROS, Buffer, aligned, byte_view
 from .canonical import decode_canonical, encode_canonical
 from .checksums import body_checksum, crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
-from .hello import Accept, Hello, Reject
+from .hello import Accept, Challenge, Hello, Reject
 from .limits import BODY_BYTES_MAX, PREFIX_BYTES
 from .messages import (
     Cancel,
@@ -43,7 +43,7 @@ from .registry import ErrorCode, MessageType
 MESSAGES: Final[dict[MessageType, type[Message]]] = {
     kind.TYPE: kind
     for kind in (
-        Hello, Accept, Reject, Open, Context, Step, Row, Completion, Commit, Reset, Cancel, Close,
+        Hello, Accept, Reject, Challenge, Open, Context, Step, Row, Completion, Commit, Reset, Cancel, Close,
         Ping, Pong, Drain, ErrorMessage, Stats,
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""HELLO, ACCEPT and REJECT: who may talk to whom, and with which limits.
+"""HELLO, ACCEPT, REJECT and CHALLENGE: who may talk to whom, and with which limits.
 
 The compatibility fields travel as one opaque byte string with its SHA-256: a receiver compares hashes first
 and decodes the contents only to name the first field that differs. Capacities are negotiated by the minimum
@@ -16,6 +16,8 @@ from .errors import LocalProtocolError
 from .fields import Bin, Field, Record, Text, UInt, UInts, enum_field, fixed_bin
 from .limits import (
     AUTH_BYTES_MAX,
+    AUTH_NONCE_BYTES,
+    AUTH_PROOF_BYTES,
     COMPAT_BYTES_MAX,
     CONTEXT_CREDIT_ROWS_MAX,
     DEADLINE_MS_MAX,
@@ -124,7 +126,10 @@ class Compatibility(Record):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """Verifier's offer. ``serial`` counts HELLOs of this process, so a late ACCEPT cannot be mistaken."""
+    """Verifier's offer. ``serial`` counts HELLOs of this process, so a late ACCEPT cannot be mistaken.
+
+    ``auth`` is empty, or the verifier's nonce (32 bytes), followed by its proof (32 bytes) once it was challenged.
+    """
 
     wire_versions: tuple[int, ...]
     compat_hash: bytes
@@ -161,7 +166,10 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Accept(Message):
-    """Drafter's answer: the negotiated values, and exact body sizes that the verifier must find the same."""
+    """Drafter's answer: the negotiated values, and exact body sizes that the verifier must find the same.
+
+    ``auth`` is empty, or the drafter's proof (32 bytes).
+    """
 
     wire_version: int
     compat_hash: bytes
@@ -179,6 +187,7 @@ class Accept(Message):
     tap_row_bytes: int
     reply_bytes: int
     capabilities: int
+    auth: bytes = b""
 
     NAME: ClassVar[str] = "ACCEPT"
     TYPE: ClassVar[MessageType] = MessageType.ACCEPT
@@ -193,6 +202,7 @@ class Accept(Message):
         UInt("tap_row_bytes", U32_MAX),
         UInt("reply_bytes", U32_MAX),
         UInt("capabilities", U64_MAX),
+        Bin("auth", AUTH_PROOF_BYTES, 0),
     )
 
 
@@ -218,4 +228,23 @@ class Reject(Message):
         Text("field"),
         Text("drafter_value"),
         Text("verifier_value"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge(Message):
+    """Drafter asks for the proof of the HELLO that this message echoes; ``nonce`` is used for this one proof."""
+
+    epoch: int
+    verifier_epoch: int
+    serial: int
+    nonce: bytes
+
+    NAME: ClassVar[str] = "CHALLENGE"
+    TYPE: ClassVar[MessageType] = MessageType.CHALLENGE
+    LAYOUT: ClassVar[tuple[Field, ...]] = (
+        UInt("epoch", U64_MAX),
+        UInt("verifier_epoch", U64_MAX),
+        UInt("serial", U32_MAX),
+        fixed_bin("nonce", AUTH_NONCE_BYTES),
     )

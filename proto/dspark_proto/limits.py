@@ -20,6 +20,10 @@ CONTROL_DEPTH_MAX: Final = 3
 TEXT_BYTES_MAX: Final = 96
 COMPAT_BYTES_MAX: Final = 1024
 AUTH_BYTES_MAX: Final = 64
+AUTH_NONCE_BYTES: Final = 32
+AUTH_PROOF_BYTES: Final = 32
+AUTH_SECRET_BYTES_MIN: Final = 16
+AUTH_BINDING_BYTES_MAX: Final = 96
 BODY_COUNT_MAX: Final = 32
 BODY_BYTES_MAX: Final = 64 * 2**20
 FRAME_BYTES_MAX: Final = BODY_BYTES_MAX + CONTROL_BYTES_MAX + 2 * ALIGNMENT_BYTES
@@ -28,6 +32,10 @@ WIRE_VERSIONS_MAX: Final = 8
 SLOTS_MAX: Final = 1024
 DEPTH_MAX: Final = 32
 SUPPORT_MAX: Final = 256
+CONFIDENCE_MAX: Final = 2**24
+"""Confidence "certain" in a row record, in units of 2^-24; also that of a worker that has no opinion."""
+ROW_CHUNK_BYTES: Final = 2**20
+"""Bytes of rows that one ROW holds at most, unless a single row is larger."""
 IN_FLIGHT_MAX: Final = 1024
 IN_FLIGHT_MIN: Final = 2
 STEP_ITEMS_MAX: Final = 32

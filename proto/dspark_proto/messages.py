@@ -16,9 +16,9 @@ from .bodies import BodyDescriptor
 from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES
 from .digest import DIGEST_BYTES, EMPTY_DIGEST
+from .errors import LocalProtocolError
 from .fields import Field, Record, Records, Text, UInt, enum_field, fixed_bin
 from .limits import (
-    BODY_BYTES_MAX,
     BODY_COUNT_MAX,
     CONTEXT_CHUNK_ROWS_MAX,
     DEADLINE_MS_MAX,
@@ -168,10 +168,18 @@ class Step(Message):
     TYPE: ClassVar[MessageType] = MessageType.STEP
     LAYOUT: ClassVar[tuple[Field, ...]] = (Records("items", StepItem, STEP_ITEMS_MAX, 1), _BODIES)
 
+    def __post_init__(self) -> None:
+        Record.__post_init__(self)
+        if len({item.slot for item in self.items}) < len(self.items):
+            raise LocalProtocolError(ErrorCode.BAD_FIELD, f"{self.NAME}.items", "a slot has two items")
+
 
 @dataclass(frozen=True, slots=True)
 class Row(Message):
-    """Rows ``first_row .. first_row + row_count`` of a reply; bodies RECORDS, IDS, Q."""
+    """Rows ``first_row .. first_row + row_count`` of a reply.
+
+    Bodies RECORDS, IDS, Q; dense rows (``support`` 0) have no IDS.
+    """
 
     session: int
     epoch: int
@@ -190,7 +198,7 @@ class Row(Message):
         UInt("first_row", DEPTH_MAX - 1),
         UInt("row_count", DEPTH_MAX, 1),
         UInt("depth", DEPTH_MAX, 1),
-        UInt("support", SUPPORT_MAX, 1),
+        UInt("support", SUPPORT_MAX),
         enum_field("representation", Representation),
         _BODIES,
     )
@@ -224,7 +232,7 @@ class Completion(Message):
         _DIGEST,
         UInt("status", U8_MAX),
         UInt("row_count", DEPTH_MAX),
-        UInt("reply_bytes", BODY_BYTES_MAX),
+        UInt("reply_bytes", U32_MAX),
         fixed_bin("reply_checksum", BODY_CHECKSUM_BYTES),
         UInt("draft_us", U32_MAX),
     )

@@ -17,6 +17,7 @@ class MessageType(IntEnum):
     HELLO = 1
     ACCEPT = 2
     REJECT = 3
+    CHALLENGE = 4
     OPEN = 16
     CONTEXT = 17
     STEP = 18
@@ -31,6 +32,18 @@ class MessageType(IntEnum):
     DRAIN = 34
     ERROR = 35
     STATS = 36
+
+
+class WireVersion(IntEnum):
+    """A version of the exchange, ``major << 8 | minor``; all have the same frame layout."""
+
+    V1_0 = 0x0100
+    V2_0 = 0x0200
+
+    @property
+    def major(self) -> int:
+        """What the compatibility fields show."""
+        return self >> 8
 
 
 class Scope(IntEnum):
@@ -70,6 +83,8 @@ class ErrorCode(IntEnum):
     AUTH_UNSUPPORTED = 39
     PEER_SILENT = 40
     STALE_HELLO = 41
+    AUTH_REQUIRED = 42
+    AUTH_FAILED = 43
 
     SLOT_OUT_OF_RANGE = 64
     SLOT_BUSY = 65
@@ -156,8 +171,9 @@ class Lane(IntEnum):
 
 
 class SupportPolicy(IntEnum):
-    """Entries per sparse row; the value is the number of entries. 0 is reserved for dense rows."""
+    """Entries per sparse row; the value is the number of entries. DENSE rows have a value for every token."""
 
+    DENSE = 0
     K1 = 1
     K16 = 16
     K32 = 32
@@ -169,6 +185,19 @@ class Representation(IntEnum):
     """Layout of the q rows in a reply."""
 
     SPARSE = 1
+    DENSE = 2
+    TOKENS = 3
+
+
+class Capability(IntEnum):
+    """What a side can do beyond the mandatory; both must know it for it to be used."""
+
+    DENSE_ROWS = 1
+
+    @property
+    def mask(self) -> int:
+        """Its bit in HELLO and ACCEPT."""
+        return 1 << (self - 1)
 
 
 class Dtype(IntEnum):
@@ -213,7 +242,7 @@ CHECKSUMS_ALL: Final = 0b11
 
 _SCOPE_RANGES: Final = (
     (1, 13, Scope.FRAME),
-    (32, 41, Scope.CONNECTION),
+    (32, 43, Scope.CONNECTION),
     (64, 85, Scope.SLOT),
     (96, 103, Scope.ROUND),
 )

@@ -16,7 +16,7 @@ from .messages import Completion, Row
 from .negotiation import Negotiated
 from .prefix import Prefix
 from .registry import ErrorCode
-from .rows import ReplyLayout, body_shapes, check_reply
+from .rows import ReplyLayout, check_reply, implied_entries
 from .slots import VerifierSlot
 from .staging import Lease
 
@@ -28,13 +28,13 @@ def stage_rows(slot: VerifierSlot, prefix: Prefix, row: Row, view: memoryview) -
     BAD_DESCRIPTOR, BAD_PADDING or BAD_BODY_CHECKSUM.
     """
     layout, lease = _leased(slot)
-    if (row.depth, row.support) != (layout.depth, layout.support):
+    if (row.depth, row.support, row.representation) != (layout.depth, layout.support, layout.representation):
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "ROW.depth")
     if row.first_row < slot.rows_received:
         raise RemoteProtocolError(ErrorCode.DUPLICATE, "ROW.first_row")
     if row.first_row > slot.rows_received or row.first_row + row.row_count > layout.depth:
         raise RemoteProtocolError(ErrorCode.ROWS_MISSING, "ROW.first_row")
-    if tuple(body.shape for body in row.bodies) != body_shapes(row.row_count, layout.support):
+    if tuple(body.shape for body in row.bodies) != layout.shapes(row.row_count):
         raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "ROW.bodies")
     block = lease.block
     spans = layout.spans(row.first_row, row.row_count)
@@ -54,9 +54,11 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
     block = lease.block
     if body_checksum(terms.checksum, block) != completion.reply_checksum:
         raise RemoteProtocolError(ErrorCode.BAD_REPLY_CHECKSUM, "COMPLETION.reply_checksum")
-    tokens, entries = check_reply(block, layout, terms.vocab_size)
+    records = check_reply(block, layout, terms.vocab_size)
     lease.fill()
     sealed = block.toreadonly()
+    stored = sealed[layout.ids_offset : layout.q_offset], sealed[layout.q_offset :]
+    ids, q = implied_entries(records.tokens) if layout.tokens_only else stored
     return ProposalReady(
         slot.index,
         slot.session,
@@ -65,10 +67,11 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
         completion.anchor_position,
         layout.depth,
         layout.support,
-        tokens,
-        entries,
-        sealed[layout.ids_offset : layout.q_offset],
-        sealed[layout.q_offset :],
+        records.tokens,
+        records.entries,
+        records.confidences,
+        ids,
+        q,
         lease,
         completion.draft_us,
     )

@@ -1,11 +1,13 @@
 """Layout of a reply's q rows, and the structural checks on them.
 
-A reply of depth d and support s is one contiguous block: RECORDS [d, 16 B], then IDS int32 [d, s], then Q
-float32 [d, s] (q = count / 2^24), all little-endian, padding entries zero. A record is token i32 | entries
-u32 | row crc32c u32 | reserved u32 = 0; the crc covers the record's first 8 bytes, the row's ids and its q.
-The block's size depends on d and s only. Checked here: sizes, reserved bytes, ranges of token and entries,
-crcs. Whether the values are a dyadic row (order, sum, support) is semantic and belongs to the sampler's
-package, on the views handed out. Spec: SPEC.md, section "Rows". Called by both connections.
+A reply of depth d is one contiguous block, all little-endian, padding entries zero. Sparse rows of support s:
+RECORDS [d, 16 B], then IDS int32 [d, s], then Q float32 [d, s] (q = count / 2^24). Dense rows (support 0) of
+vocabulary size v: RECORDS, then Q float32 [d, v], no ids. Version 1 has RECORDS alone: each row is one entry of
+count 2^24, the record's token. A record is token i32 | entries u32 | row crc32c u32 |
+confidence u32 (units of 2^-24); the crc covers the record without itself, then the row's ids, then its q.
+The block's size depends on depth, support and vocabulary only. Checked here: sizes, ranges of token, entries and
+confidence, crcs. Whether the values are a dyadic row (order, sum, support) is semantic and belongs to the sampler's
+package, on the views handed out. Spec: SPEC.md, section "ROW". Called by both connections.
 """
 
 from __future__ import annotations
@@ -13,33 +15,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from struct import Struct
-from typing import Final
+from struct import Struct, pack
+from typing import Final, NamedTuple, TypeAlias
 
-from .buffers import Buffer, byte_view
+from .buffers import Buffer, aligned, byte_view
 from .checksums import crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import DEPTH_MAX, VOCAB_MAX
-from .registry import BodyKind, Dtype, ErrorCode
+from .limits import CONFIDENCE_MAX, DEPTH_MAX, ROW_CHUNK_BYTES, VOCAB_MAX
+from .registry import BodyKind, Dtype, ErrorCode, Representation
 
 RECORD_BYTES: Final = 16
 ENTRY_BYTES: Final = 4
 
 _RECORD: Final = Struct("<iIII")
-_CHOSEN: Final = Struct("<iI")
+_UNDER_CRC: Final = Struct("<iII")
+_ONE: Final = pack("<f", 1.0)
+
+BodyShape: TypeAlias = tuple[BodyKind, Dtype, int, int, int]
+"""(kind, dtype, rows, entries, bytes) of a body, as its descriptor must show it."""
+
+
+class RowRecords(NamedTuple):
+    """What the records of a reply say, each [depth]; ``confidences`` in units of 2^-24."""
+
+    tokens: tuple[int, ...]
+    entries: tuple[int, ...]
+    confidences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyLayout:
-    """Byte layout of a reply of ``depth`` rows of ``support`` entries."""
+    """Byte layout of a reply of ``depth`` rows of ``support`` entries; with support 0, of ``vocab_size`` values.
+
+    ``tokens_only``, with support 1: ids and values are implied and take no bytes.
+    """
 
     depth: int
     support: int
+    vocab_size: int = 0
+    tokens_only: bool = False
+
+    @property
+    def representation(self) -> Representation:
+        """How the rows are laid out."""
+        if self.tokens_only:
+            return Representation.TOKENS
+        return Representation.SPARSE if self.support else Representation.DENSE
+
+    @property
+    def width(self) -> int:
+        """Values in one row's q."""
+        return self.support or self.vocab_size
+
+    @property
+    def ids_row_bytes(self) -> int:
+        """Bytes of one row's ids; dense rows have none."""
+        return 0 if self.tokens_only else self.support * ENTRY_BYTES
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's ids, and of one row's q."""
-        return self.support * ENTRY_BYTES
+        """Bytes of one row's q."""
+        return 0 if self.tokens_only else self.width * ENTRY_BYTES
 
     @property
     def ids_offset(self) -> int:
@@ -49,32 +85,48 @@ class ReplyLayout:
     @property
     def q_offset(self) -> int:
         """Offset of Q in the block."""
-        return self.ids_offset + self.depth * self.row_bytes
+        return self.ids_offset + self.depth * self.ids_row_bytes
 
     @property
     def total_bytes(self) -> int:
         """Size of the block."""
         return self.q_offset + self.depth * self.row_bytes
 
+    @property
+    def rows_per_frame(self) -> int:
+        """Rows that one ROW carries: as many as fit its chunk, at least one."""
+        return max(1, ROW_CHUNK_BYTES // (RECORD_BYTES + self.ids_row_bytes + self.row_bytes))
+
     def spans(self, first_row: int, row_count: int) -> tuple[tuple[int, int], ...]:
-        """(offset, bytes) in the block of the RECORDS, IDS and Q of some rows."""
-        row = self.row_bytes
-        return (
-            (first_row * RECORD_BYTES, row_count * RECORD_BYTES),
-            (self.ids_offset + first_row * row, row_count * row),
-            (self.q_offset + first_row * row, row_count * row),
-        )
+        """(offset, bytes) in the block of some rows, one for each body of a ROW."""
+        ids, q = self.ids_row_bytes, self.row_bytes
+        records = (first_row * RECORD_BYTES, row_count * RECORD_BYTES)
+        if self.tokens_only:
+            return (records,)
+        q_span = (self.q_offset + first_row * q, row_count * q)
+        if not self.support:
+            return records, q_span
+        return records, (self.ids_offset + first_row * ids, row_count * ids), q_span
+
+    def shapes(self, row_count: int) -> tuple[BodyShape, ...]:
+        """What the descriptors of a ROW of ``row_count`` rows must show."""
+        shapes = body_shapes(row_count, self.support, self.vocab_size)
+        return shapes[:1] if self.tokens_only else shapes
+
+    def body_bytes(self, row_count: int) -> int:
+        """Bytes of the bodies of a ROW of ``row_count`` rows, padding included."""
+        return sum(aligned(length) for *_, length in self.shapes(row_count))
 
 
-@lru_cache(maxsize=DEPTH_MAX * 5)
-def body_shapes(row_count: int, support: int) -> tuple[tuple[BodyKind, Dtype, int, int, int], ...]:
-    """(kind, dtype, rows, entries, bytes) that the three descriptors of a ROW must show."""
-    row_bytes = support * ENTRY_BYTES
-    return (
-        (BodyKind.RECORDS, Dtype.BYTES, row_count, RECORD_BYTES, row_count * RECORD_BYTES),
-        (BodyKind.IDS, Dtype.INT32, row_count, support, row_count * row_bytes),
-        (BodyKind.Q, Dtype.FP32, row_count, support, row_count * row_bytes),
-    )
+@lru_cache(maxsize=DEPTH_MAX * 6)
+def body_shapes(row_count: int, support: int, vocab_size: int = 0) -> tuple[BodyShape, ...]:
+    """The shapes of the bodies of a ROW: RECORDS, IDS and Q; of dense rows (support 0) RECORDS and Q."""
+    records = BodyKind.RECORDS, Dtype.BYTES, row_count, RECORD_BYTES, row_count * RECORD_BYTES
+    width = support or vocab_size
+    q = BodyKind.Q, Dtype.FP32, row_count, width, row_count * width * ENTRY_BYTES
+    if not support:
+        return records, q
+    return records, (BodyKind.IDS, Dtype.INT32, row_count, support, row_count * support * ENTRY_BYTES), q
 
 
 def write_reply(
@@ -84,53 +136,78 @@ def write_reply(
     entries: Sequence[int],
     ids: Buffer,
     q: Buffer,
+    confidences: Sequence[int] | None = None,
 ) -> None:
-    """Fill ``block`` with a reply: ``ids`` and ``q`` are the raw [depth, support] arrays.
+    """Fill ``block`` with a reply: ``ids`` and ``q`` are the raw arrays, ``confidences`` None for no opinion.
 
-    Raises :class:`LocalProtocolError` WRONG_SIZE or BAD_ROW_RECORD.
+    Where ids and values are implied, the arrays must be what is implied. Raises :class:`LocalProtocolError`
+    WRONG_SIZE or BAD_ROW_RECORD.
     """
     ids_view, q_view = byte_view(ids), byte_view(q)
-    body_bytes = layout.depth * layout.row_bytes
-    if not len(ids_view) == len(q_view) == body_bytes or not len(tokens) == len(entries) == layout.depth:
+    if layout.tokens_only:
+        _check_implied(tokens, ids_view, q_view)
+        ids_view = q_view = ids_view[:0]
+    certainties = [CONFIDENCE_MAX] * layout.depth if confidences is None else confidences
+    _check_sizes(layout, len(ids_view), len(q_view), (tokens, entries, certainties))
+    records = list(zip(tokens, entries, certainties, strict=True))
+    if not all(_in_range(layout, VOCAB_MAX + 1, *record) for record in records):
+        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token, entries or confidence out of range")
+    block[layout.ids_offset : layout.q_offset] = ids_view
+    block[layout.q_offset : layout.total_bytes] = q_view
+    for row, crc in enumerate(_row_crcs(block, layout, records)):
+        token, count, confidence = records[row]
+        _RECORD.pack_into(block, row * RECORD_BYTES, token, count, crc, confidence)
+
+
+def implied_entries(tokens: Sequence[int]) -> tuple[memoryview, memoryview]:
+    """The ids int32 [depth, 1] and q float32 [depth, 1] of rows that have no more than their token."""
+    depth = len(tokens)
+    return memoryview(pack(f"<{depth}i", *tokens)), memoryview(_ONE * depth)
+
+
+def _check_implied(tokens: Sequence[int], ids: memoryview, q: memoryview) -> None:
+    if max(tokens, default=0) > VOCAB_MAX or min(tokens, default=0) < 0 or (ids, q) != implied_entries(tokens):
+        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "version 1 has rows of one entry: the token")
+
+
+def _check_sizes(layout: ReplyLayout, ids_bytes: int, q_bytes: int, columns: tuple[Sequence[int], ...]) -> None:
+    expected = layout.depth * layout.ids_row_bytes, layout.depth * layout.row_bytes
+    if (ids_bytes, q_bytes) != expected or any(len(column) != layout.depth for column in columns):
         raise LocalProtocolError(
             ErrorCode.WRONG_SIZE,
             "reply",
-            f"needs {layout.depth} rows of {layout.support} entries, 4 bytes each",
+            f"needs {layout.depth} rows: {expected[0]} bytes of ids, {expected[1]} of q",
         )
-    if min(tokens) < 0 or max(tokens) > VOCAB_MAX or not 1 <= min(entries) <= max(entries) <= layout.support:
-        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token or entries out of range")
-    block[layout.ids_offset : layout.q_offset] = ids_view
-    block[layout.q_offset : layout.total_bytes] = q_view
-    chosen = list(zip(tokens, entries, strict=True))
-    for row, crc in enumerate(_row_crcs(block, layout, chosen)):
-        _RECORD.pack_into(block, row * RECORD_BYTES, *chosen[row], crc, 0)
 
 
-def check_reply(
-    block: memoryview, layout: ReplyLayout, vocab_size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(tokens, entries) of a received block.
+def _in_range(layout: ReplyLayout, vocab_size: int, token: int, entries: int, confidence: int) -> bool:
+    """The ranges of a record; a dense row names as many entries as it has values."""
+    least = 1 if layout.support else layout.width
+    return 0 <= token < vocab_size and least <= entries <= layout.width and 0 <= confidence <= CONFIDENCE_MAX
+
+
+def check_reply(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowRecords:
+    """The records of a received block.
 
     Raises :class:`RemoteProtocolError` BAD_ROW_CRC, or BAD_ROW_RECORD for a value out of range.
     """
-    records = list(_RECORD.iter_unpack(block[: layout.ids_offset]))
-    for (token, count, crc, _), expected in zip(records, _row_crcs(block, layout, records), strict=True):
+    found = list(_RECORD.iter_unpack(block[: layout.ids_offset]))
+    records = [(token, count, confidence) for token, count, _, confidence in found]
+    for (_, _, crc, _), record, expected in zip(found, records, _row_crcs(block, layout, records), strict=True):
         if crc != expected:
             raise RemoteProtocolError(ErrorCode.BAD_ROW_CRC, "ROW.records")
-        if not 0 <= token < vocab_size or not 1 <= count <= layout.support:
+        if not _in_range(layout, vocab_size, *record):
             raise RemoteProtocolError(ErrorCode.BAD_ROW_RECORD, "ROW.records")
-    if any(reserved for _, _, _, reserved in records):
-        raise RemoteProtocolError(ErrorCode.BAD_ROW_RECORD, "ROW.records")
-    return tuple(record[0] for record in records), tuple(record[1] for record in records)
+    return RowRecords(*zip(*records, strict=True))
 
 
-def _row_crcs(block: memoryview, layout: ReplyLayout, chosen: Iterable[tuple[int, ...]]) -> list[int]:
-    """CRC32C of each row: (token, entries), then its ids, then its q."""
-    width, ids_at, q_at = layout.row_bytes, layout.ids_offset, layout.q_offset
+def _row_crcs(block: memoryview, layout: ReplyLayout, records: Iterable[tuple[int, int, int]]) -> list[int]:
+    """CRC32C of each row: (token, entries, confidence), then its ids, then its q."""
+    ids_at, q_at = layout.ids_offset, layout.q_offset
     crcs = []
-    for token, count, *_ in chosen:
-        crc = crc32c(block[ids_at : ids_at + width], crc32c(_CHOSEN.pack(token, count)))
-        crcs.append(crc32c(block[q_at : q_at + width], crc))
-        ids_at += width
-        q_at += width
+    for record in records:
+        crc = crc32c(block[ids_at : ids_at + layout.ids_row_bytes], crc32c(_UNDER_CRC.pack(*record)))
+        crcs.append(crc32c(block[q_at : q_at + layout.row_bytes], crc))
+        ids_at += layout.ids_row_bytes
+        q_at += layout.row_bytes
     return crcs

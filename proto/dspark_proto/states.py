@@ -19,6 +19,7 @@ class VerifierState(Enum):
 
     IDLE = "idle"
     HELLO_SENT = "hello_sent"
+    PROOF_SENT = "proof_sent"
     ACTIVE = "active"
     DRAINING = "draining"
     LOST = "lost"
@@ -29,6 +30,7 @@ class DrafterState(Enum):
 
     AWAITING_HELLO = "awaiting_hello"
     HELLO_RECEIVED = "hello_received"
+    CHALLENGED = "challenged"
     ACTIVE = "active"
     DRAINING = "draining"
     LOST = "lost"
@@ -49,7 +51,14 @@ Table: TypeAlias = Mapping[S, Mapping[str, S]]
 _V: TypeAlias = VerifierState
 VERIFIER_CONNECTION: Final[Table[VerifierState]] = {
     _V.IDLE: {"hello": _V.HELLO_SENT},
-    _V.HELLO_SENT: {"hello": _V.HELLO_SENT, "accept": _V.ACTIVE, "reject": _V.IDLE, "lose": _V.LOST},
+    _V.HELLO_SENT: {
+        "hello": _V.HELLO_SENT,
+        "challenge": _V.PROOF_SENT,
+        "accept": _V.ACTIVE,
+        "reject": _V.IDLE,
+        "lose": _V.LOST,
+    },
+    _V.PROOF_SENT: {"hello": _V.HELLO_SENT, "accept": _V.ACTIVE, "reject": _V.IDLE, "lose": _V.LOST},
     _V.ACTIVE: {"hello": _V.HELLO_SENT, "drain": _V.DRAINING, "lose": _V.LOST},
     _V.DRAINING: {"hello": _V.HELLO_SENT, "drain": _V.DRAINING, "lose": _V.LOST},
     _V.LOST: {"hello": _V.HELLO_SENT, "lose": _V.LOST},
@@ -58,7 +67,13 @@ VERIFIER_CONNECTION: Final[Table[VerifierState]] = {
 _D: TypeAlias = DrafterState
 DRAFTER_CONNECTION: Final[Table[DrafterState]] = {
     _D.AWAITING_HELLO: {"hello": _D.HELLO_RECEIVED},
-    _D.HELLO_RECEIVED: {"hello": _D.HELLO_RECEIVED, "accept": _D.ACTIVE, "reject": _D.AWAITING_HELLO},
+    _D.HELLO_RECEIVED: {
+        "hello": _D.HELLO_RECEIVED,
+        "challenge": _D.CHALLENGED,
+        "accept": _D.ACTIVE,
+        "reject": _D.AWAITING_HELLO,
+    },
+    _D.CHALLENGED: {"hello": _D.HELLO_RECEIVED},
     _D.ACTIVE: {"hello": _D.HELLO_RECEIVED, "drain": _D.DRAINING, "lose": _D.LOST},
     _D.DRAINING: {"hello": _D.HELLO_RECEIVED, "drain": _D.DRAINING, "lose": _D.LOST},
     _D.LOST: {"hello": _D.HELLO_RECEIVED},
@@ -93,14 +108,15 @@ whose reply was refused: after "discard" the slot goes on, after "fail" only RES
 
 _T: TypeAlias = MessageType
 VERIFIER_RECEIVES: Final[Mapping[MessageType, frozenset[VerifierState]]] = {
-    _T.ACCEPT: frozenset({_V.HELLO_SENT}),
-    _T.REJECT: frozenset({_V.HELLO_SENT}),
+    _T.ACCEPT: frozenset({_V.HELLO_SENT, _V.PROOF_SENT}),
+    _T.REJECT: frozenset({_V.HELLO_SENT, _V.PROOF_SENT}),
+    _T.CHALLENGE: frozenset({_V.HELLO_SENT}),
     _T.ROW: frozenset({_V.ACTIVE, _V.DRAINING}),
     _T.COMPLETION: frozenset({_V.ACTIVE, _V.DRAINING}),
     _T.PING: frozenset({_V.ACTIVE, _V.DRAINING}),
     _T.PONG: frozenset({_V.ACTIVE, _V.DRAINING}),
     _T.DRAIN: frozenset({_V.ACTIVE, _V.DRAINING}),
-    _T.ERROR: frozenset({_V.HELLO_SENT, _V.ACTIVE, _V.DRAINING}),
+    _T.ERROR: frozenset({_V.HELLO_SENT, _V.PROOF_SENT, _V.ACTIVE, _V.DRAINING}),
     _T.STATS: frozenset({_V.ACTIVE, _V.DRAINING}),
 }
 

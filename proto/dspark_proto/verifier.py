@@ -25,8 +25,7 @@ from .limits import (
 from .messages import Cancel, Close, Commit, Context, Open, Reset, Stats, Step, StepItem
 from .negotiation import Negotiated, hello_message
 from .prefix import NO_KEY, Key
-from .registry import DTYPE_BYTES, BodyKind, Cause, Dtype, ErrorCode, Lane, SupportPolicy
-from .rows import ReplyLayout
+from .registry import DTYPE_BYTES, BodyKind, Cause, Dtype, ErrorCode, Lane, SupportPolicy, WireVersion
 from .slots import (
     VerifierSlot,
     check_commit,
@@ -60,15 +59,27 @@ class VerifierConnection(VerifierInbox):
     :meth:`cancel_confirmed`.
     """
 
-    def hello(self, now_ns: int) -> memoryview:
-        """Ask for a connection; also after LOST. Every slot is free afterwards, without further events."""
+    def hello(self, now_ns: int, version: WireVersion | None = None) -> memoryview:
+        """Ask for a connection; also after LOST. Every slot is free afterwards, without further events.
+
+        ``version``: one of the parameters' versions, the first by default. Nothing is tried by itself: after
+        ``Rejected`` with BAD_VERSION it is the caller who may name another. With a secret, the connection answers
+        the worker's CHALLENGE by itself (see ``frames_to_send``).
+        """
+        version = version or self.parameters.versions[0]
+        known = version in self.parameters.versions
+        require(known, ErrorCode.BAD_VERSION, "HELLO.wire_versions", "not one of the parameters' versions")
+        authentication = self.parameters.authentication
+        nonce = b"" if authentication is None else authentication.nonce()
         self._retire_slots(ErrorCode.HELLO_REQUIRED)
         self._serial += 1
         self._hello_deadline_ns = now_ns + HANDSHAKE_DEADLINE_MS * NANOSECONDS_PER_MS
         self._unanswered_ns = None
         self._heard_ns = now_ns
         self._move("hello")
-        return encode_frame(hello_message(self.parameters, self._serial))
+        self._version, self._drafter_nonce = version, b""
+        self._hello = hello_message(self.parameters, self._serial, version, nonce)
+        return encode_frame(self._hello)
 
     def open(
         self,
@@ -94,13 +105,14 @@ class VerifierConnection(VerifierInbox):
         terms = self._active()
         require(self.state is not VerifierState.DRAINING, ErrorCode.DRAINING, "OPEN", "use another worker")
         target = self._slot(slot)
+        allowed = terms.takes_lane(lane, draft_temperature_micro)
+        require(allowed, ErrorCode.LANE_MISMATCH, "OPEN.lane", "not negotiated")
         require(
-            support <= terms.max_support,
+            terms.takes(support),
             ErrorCode.SUPPORT_OUT_OF_RANGE,
             "OPEN.support",
-            "use a smaller policy",
+            "use a smaller policy; dense rows only where both sides offer them",
         )
-        require(bool(terms.lanes & 1 << (lane - 1)), ErrorCode.LANE_MISMATCH, "OPEN.lane", "not negotiated")
         require(-(2**63) <= seed < 2**63, ErrorCode.BAD_FIELD, "OPEN.seed", "must be a signed 64-bit integer")
         generation = target.next_generation()
         message = Open(
@@ -216,7 +228,7 @@ class VerifierConnection(VerifierInbox):
         self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, now_ns: int
     ) -> None:
         slot.start_round(item, body.checksum if body else b"")
-        slot.lease = self._pool().take(slot.key, ReplyLayout(item.depth, int(slot.support)))
+        slot.lease = self._pool().take(slot.key, self._terms().layout(item.depth, slot.support))
         slot.rows_received = 0
         slot.deadline_ns = now_ns + self._terms().step_deadline_ms * NANOSECONDS_PER_MS
 

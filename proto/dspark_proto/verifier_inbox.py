@@ -27,13 +27,13 @@ from .events import (
     StepTimedOut,
     VerifierEvent,
 )
-from .hello import Accept, Reject
+from .hello import Accept, Challenge, Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS, SLOT_NONE, U64_MAX
 from .messages import STATUS_OK, Completion, Drain, ErrorMessage, Message, Ping, Pong, Row, Stats
 from .negotiation import HelloParameters, Negotiated, accepted_terms
 from .peer import Peer
 from .prefix import Prefix
-from .registry import ErrorCode, MessageType, Scope
+from .registry import ErrorCode, MessageType, Scope, WireVersion
 from .replies import finish_reply, stage_rows
 from .slots import VerifierSlot
 from .staging import LeaseState, Staging
@@ -59,6 +59,9 @@ class VerifierInbox(Peer):
         self._direct_receive = direct_receive
         self._slots = tuple(VerifierSlot(index) for index in range(parameters.max_slots))
         self._serial = 0
+        self._version: WireVersion = parameters.versions[0]
+        self._hello: Hello | None = None
+        self._drafter_nonce = b""
         self._hello_deadline_ns = 0
         self._last_ping_ns = 0
         self._unanswered_ns: int | None = None
@@ -92,7 +95,7 @@ class VerifierInbox(Peer):
 
     def next_deadline_ns(self) -> int | None:
         """When ``expire`` has something to do; None when nothing is pending."""
-        if self.state is VerifierState.HELLO_SENT:
+        if self.state in (VerifierState.HELLO_SENT, VerifierState.PROOF_SENT):
             return self._hello_deadline_ns
         if self.state not in (VerifierState.ACTIVE, VerifierState.DRAINING):
             return None
@@ -101,7 +104,7 @@ class VerifierInbox(Peer):
 
     def expire(self, now_ns: int) -> list[VerifierEvent]:
         """Act on every deadline up to ``now_ns``. Feed everything received to ``receive`` first."""
-        if self.state is VerifierState.HELLO_SENT:
+        if self.state in (VerifierState.HELLO_SENT, VerifierState.PROOF_SENT):
             return self._check_handshake(now_ns)
         if self.state not in (VerifierState.ACTIVE, VerifierState.DRAINING):
             return []
@@ -117,7 +120,8 @@ class VerifierInbox(Peer):
         assert isinstance(message, Accept)
         self._check_hello_echo(message.verifier_epoch, message.serial)
         try:
-            self.negotiated = accepted_terms(self.parameters, message)
+            self._check_proof(message)
+            self.negotiated = accepted_terms(self.parameters, message, self._version)
         except RemoteProtocolError as error:
             self._count(error.code)
             self._move("reject")
@@ -126,6 +130,28 @@ class VerifierInbox(Peer):
         self._prepare(self.negotiated)
         self._last_ping_ns = now_ns
         return [Accepted(self.negotiated)]
+
+    def _check_proof(self, accept: Accept) -> None:
+        """With a secret, nobody but a drafter that was challenged by our nonce, and holds it too, is believed."""
+        authentication = self.parameters.authentication
+        if authentication is None:
+            if accept.auth:
+                raise RemoteProtocolError(ErrorCode.AUTH_UNSUPPORTED, "ACCEPT.auth")
+            return
+        hello = self._hello if self.state is VerifierState.PROOF_SENT else None
+        if hello is None or not authentication.drafter_is_genuine(accept, hello, self._drafter_nonce):
+            raise RemoteProtocolError(ErrorCode.AUTH_FAILED, "ACCEPT.auth")
+
+    def _on_challenge(self, message: Message, _now_ns: int) -> list[VerifierEvent]:
+        assert isinstance(message, Challenge)
+        self._check_hello_echo(message.verifier_epoch, message.serial)
+        authentication, hello = self.parameters.authentication, self._hello
+        if authentication is None or hello is None:
+            raise RemoteProtocolError(ErrorCode.UNEXPECTED_MESSAGE, "CHALLENGE")
+        self._move("challenge")
+        self._drafter_nonce = message.nonce
+        self._queue(authentication.proven(hello, message.nonce))
+        return []
 
     def _prepare(self, terms: Negotiated) -> None:
         """Take all staging of the connection, once; blocks that are still consumed outlive a reconnect."""
@@ -242,7 +268,9 @@ class VerifierInbox(Peer):
         assert isinstance(message, Completion)
         self._check_reply_owner(slot, message.session, message.epoch)
         if message.status != STATUS_OK:
-            raise RemoteProtocolError(_status_code(message.status), "COMPLETION.status", scope=Scope.SLOT)
+            error = RemoteProtocolError(_status_code(message.status), "COMPLETION.status", scope=Scope.SLOT)
+            self._count(error.code)
+            return [self._end_round(slot, error)]
         assert self.negotiated is not None
         proposal = finish_reply(slot, message, self.negotiated)
         slot.move("reply", "COMPLETION")
@@ -365,6 +393,7 @@ class VerifierInbox(Peer):
     _HANDLERS: ClassVar[dict[MessageType, Callable[[VerifierInbox, Message, int], list[VerifierEvent]]]] = {
         MessageType.ACCEPT: _on_accept,
         MessageType.REJECT: _on_reject,
+        MessageType.CHALLENGE: _on_challenge,
         MessageType.PING: _on_ping,
         MessageType.PONG: _on_pong,
         MessageType.DRAIN: _on_drain,

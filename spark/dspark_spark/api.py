@@ -66,7 +66,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What speculation did for one request; drafted = verified + discarded (late, corrupt or stale rounds)."""
+    """What speculation did for one request: drafted = verified + discarded (late, corrupt, stale) + cut early."""
 
     lane: str = "none"
     rounds: int = 0

@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass, field
 
 import torch
-import zmq
 
 from dspark.errors import UserError
 from dspark.identity import compatibility
@@ -14,8 +13,10 @@ from dspark.models.config import ModelConfigError
 from dspark.models.source import DTYPES, TargetSource, load_target, open_target
 from dspark.models.tokenizer import ChatTokenizer
 from dspark.speculative import ResolvedDrafter, SpeculativeConfig, resolve
-from dspark_proto import HelloParameters
+from dspark_proto import HelloParameters, WireVersion
 from dspark_proto.limits import IN_FLIGHT_MIN
+from dspark_proto.transports import Security, TransportError, open_client
+from dspark_proto.transports.security import NO_SECURITY
 from dspark_spark.draft_link import DraftLink
 from dspark_spark.engine import Engine, EngineSettings
 from dspark_spark.metrics import Metrics
@@ -23,7 +24,10 @@ from dspark_spark.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """How to build a rank. `worker` is the drafter's address; None (or k = 0) serves the target alone."""
+    """How to build a rank. `worker` is the drafter's address; None (or k = 0) serves the target alone. `security`
+    protects the link. `allow_v1`: a worker that refuses wire version 2 is asked for version 1, which drafts greedy
+    requests only.
+    """
 
     target: str
     worker: str | None = None
@@ -32,6 +36,8 @@ class SparkSettings:
     dtype: str = "fp32"
     threads: int = 2
     draft_deadline_ms: int = 1000
+    security: Security = NO_SECURITY
+    allow_v1: bool = False
     engine: EngineSettings = field(default_factory=EngineSettings)
 
 
@@ -82,7 +88,18 @@ def build(settings: SparkSettings) -> Spark:
 def _link(
     settings: SparkSettings, drafter: ResolvedDrafter, source: TargetSource, tokenizer: ChatTokenizer
 ) -> DraftLink:
+    """The link to the configured worker. Raises UserError for an address, secret or key that cannot be used."""
     assert settings.worker is not None
+    try:
+        client = open_client(settings.worker, settings.security)
+    except TransportError as error:
+        raise UserError(f"--worker {error}") from None
+    try:
+        authentication = settings.security.authentication(settings.worker)
+    except TransportError as error:
+        client.close()
+        raise UserError(f"--secret-file: {error}") from None
+    versions = (WireVersion.V2_0, WireVersion.V1_0)
     parameters = HelloParameters(
         compatibility(source, tokenizer, drafter.directory, drafter.config),
         epoch=secrets.randbits(64),
@@ -91,8 +108,8 @@ def _link(
         max_support=drafter.max_support,
         max_in_flight=max(IN_FLIGHT_MIN, settings.engine.slots),
         step_deadline_ms=settings.draft_deadline_ms,
+        dense_rows=drafter.dense,
+        versions=versions if settings.allow_v1 else versions[:1],
+        authentication=authentication,
     )
-    try:
-        return DraftLink(settings.worker, parameters, settings.draft_deadline_ms)
-    except zmq.ZMQError as error:
-        raise UserError(f"--worker {settings.worker}: {error}: give tcp://host:port") from None
+    return DraftLink(settings.worker, parameters, settings.draft_deadline_ms, client)

@@ -3,8 +3,10 @@
 States: *down* (saying HELLO, rarely) and *up* (ACCEPT received). Silence, a connection error, a full socket or a frame
 that our own protocol side refuses bring the link down: the engine goes on target-only in the same step, and the link
 keeps trying. Coming up again is a new handshake, so every lease is opened anew and re-seeded from the taps that the
-engine kept. A round that is late or fails loses only its slot: the slot is reset and re-seeded, at once the first time,
-after a growing pause when it keeps happening, so that a slow worker does not cost a deadline per token.
+engine kept. A handshake asks for the first version of the parameters, and for the next one only after a worker has
+refused the version before; a lease that the agreed version has no place for stays closed: its request is target-only.
+A round that is late or fails loses only its slot: the slot is reset and re-seeded, at once the first time, after a
+growing pause when it keeps happening, so that a slow worker does not cost a deadline per token.
 
 Invariants: every awaited proposal ends as ready or as one count in `discards`; no call blocks but `await_proposals`,
 which the step deadline bounds; nothing that a worker sends, or fails to send, raises here.
@@ -28,6 +30,7 @@ from dspark_proto import (
     Accepted,
     Cause,
     Draining,
+    ErrorCode,
     HelloParameters,
     LocalProtocolError,
     PeerError,
@@ -42,6 +45,7 @@ from dspark_proto import (
     SupportPolicy,
     VerifierConnection,
     VerifierEvent,
+    VerifierState,
 )
 from dspark_proto.limits import NO_COMMIT, STEP_ITEMS_MAX
 from dspark_proto.transports.base import ClientTransport
@@ -78,6 +82,7 @@ class DraftLink:
         self._next_hello_ns = 0
         self._hellos_unanswered = 0
         self._was_up = False
+        self._version = 0
         self._leaves_ns: int | None = None
         self._quarantined_epoch: int | None = None
 
@@ -304,6 +309,10 @@ class DraftLink:
         frames = self._connection.frames_to_send()
         if frames and self.up:
             self._send(frames)
+        elif frames and self._connection.state is VerifierState.PROOF_SENT:
+            self._client.send(frames)
+            # Time for the answer: another HELLO would void the proof that has just been sent.
+            self._next_hello_ns = time.monotonic_ns() + int(RETRY_MAX_S * NS)
 
     def _send(self, frames: Sequence[memoryview]) -> bool:
         """Send, or go down: what a slot was told must have left, or the two ledgers would differ."""
@@ -331,7 +340,7 @@ class DraftLink:
             case Accepted():
                 self._accepted()
             case Rejected():
-                self.last_error = f"the worker refused: {event.field}: ours {event.local!r}, theirs {event.peer!r}"
+                self._rejected(event)
             case ProposalReady() if event.slot in self._waiting:
                 self._take(event)
             case ProposalReady():
@@ -368,12 +377,24 @@ class DraftLink:
 
     def _say_hello(self, now: int) -> None:
         """Not every turn: each HELLO makes the answer to the one before it stale."""
-        sent = self._client.send([self._connection.hello(now)])
+        version = self._connection.parameters.versions[self._version]
+        sent = self._client.send([self._connection.hello(now, version)])
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(8, self._hellos_unanswered))
         self._hellos_unanswered += sent
         self._next_hello_ns = now + int(pause_s * NS)
 
+    def _rejected(self, event: Rejected) -> None:
+        """No connection. Only a refused version, and a configuration that allows another one, is a reason to go on."""
+        values = f": ours {event.local!r}, theirs {event.peer!r}" if event.local or event.peer else ""
+        self.last_error = f"the worker refused: {event.code.counter}: {event.field}{values}"
+        following = self._version + 1
+        if event.code is ErrorCode.BAD_VERSION and following < len(self._connection.parameters.versions):
+            self._version, self._next_hello_ns = following, 0
+        else:
+            self._version = 0
+
     def _accepted(self) -> None:
+        self._version = 0
         negotiated = self._connection.negotiated
         if negotiated is None or negotiated.peer_epoch == self._quarantined_epoch:
             return  # still the process that lied: the link stays down and asks again, rarely

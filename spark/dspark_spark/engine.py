@@ -1,15 +1,16 @@
 """The engine: one thread, one loop, one forward pass of the target per turn.
 
-    take requests -> admit to slots -> choose depths -> draft -> verify -> commit -> emit
+    take requests -> admit to slots -> choose depths -> draft -> stop early -> verify -> commit -> emit
 
 Prefill chunks and decode rows of all requests share the forward pass. A decoding request contributes its anchor and its
 drafts; a request without drafts (no worker, a discarded round, no budget left, k = 0) contributes its anchor alone and
-samples from the target. Depths are chosen before anything is drawn and from nothing that depends on a draw.
+samples from the target. Depths are chosen before anything is drawn and from nothing that depends on a draw. With
+adaptive depths a proposal may be cut again before it is verified, by its confidences alone (`early_stop`).
 
-Invariants: a token is committed only by `_commit`; a proposal is either verified whole or not looked at; every draw is
-keyed by (request seed, round, absolute position, domain), and a request's round advances at every step that it takes
-part in; requests of the match lane are keyed by position alone instead, so that no round can change their text. A
-failure inside one request (a NaN row, say) ends that request alone.
+Invariants: a token is committed only by `_commit`; which drafts are verified is settled without looking at a draft;
+every draw is keyed by (request seed, round, absolute position, domain), and a request's round advances at every step
+that it takes part in; requests of the match lane are keyed by position alone instead, so that no round can change their
+text. A failure inside one request (a NaN row, say) ends that request alone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest
 from dspark_spark.batch import Batch, schedule, width
 from dspark_spark.depth import DepthPlanner, forward_timer
 from dspark_spark.draft_link import DraftLink
+from dspark_spark.early_stop import cut_proposals
 from dspark_spark.lanes import choose_lane
 from dspark_spark.leases import DraftLease, DraftRequest
 from dspark_spark.metrics import Metrics
@@ -54,7 +56,8 @@ class EngineSettings:
     """Sizes of the engine. Lengths in tokens; `queue_limit` bounds requests that wait for a slot.
 
     threads: OpenMP threads of the loop's own thread; None leaves torch's default. audit_rate: share of the drafted
-    tokens whose draw is repeated, 0 to 1. adaptive_depth: choose depths by past acceptance and measured times.
+    tokens whose draw is repeated, 0 to 1. adaptive_depth: choose depths by past acceptance and measured times, and stop
+    rounds early by the worker's confidences.
     """
 
     slots: int = 8
@@ -171,7 +174,10 @@ class Engine:
         tally = Tally()
         self.stopwatch.begin()
         batch = schedule((s for s, _ in self._running.values()), self.settings.prefill_chunk)
-        batch.give(self._draft(batch, tally))
+        proposals = self._draft(batch, tally)
+        if self._planner is not None:
+            proposals = cut_proposals(self._planner, batch, proposals)
+        batch.give(proposals)
         self.stopwatch.lap("send")
         result = self._verify(batch)
         self.stopwatch.lap("verify")

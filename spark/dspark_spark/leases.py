@@ -20,11 +20,11 @@ NS = 1_000_000_000
 class DraftLease:
     """One request's share of the worker.
 
-    seed: signed 64-bit. taps: bf16 [positions, taps * d] of every committed position below `known`, kept by the engine
-    for re-seeding; tokens: the request's own list of committed tokens, at least as long. The rest belongs to the link:
-    `open` while the worker holds the slot; `lost` when its generation died and a reset is due at `retry_ns`; no STEP
-    before `ready_ns`; `losses` in a row; `replied` when the outcome of the last round may be committed with the next
-    STEP.
+    seed: signed 64-bit. support: entries per row, 0 for dense rows. taps: bf16 [positions, taps * d] of every committed
+    position below `known`, kept by the engine for re-seeding; tokens: the request's own list of committed tokens, at
+    least as long. The rest belongs to the link: `open` while the worker holds the slot; `lost` when its generation died
+    and a reset is due at `retry_ns`; no STEP before `ready_ns`; `losses` in a row; `replied` when the outcome of the
+    last round may be committed with the next STEP.
     """
 
     slot: int

@@ -1,9 +1,9 @@
 """Counters, gauges and histograms of the serving side, under the field's names with our prefix `dspark:`.
 
 Purpose: one object that the engine thread and the endpoint write to and that `/metrics` renders.
-Invariants: drafted = verified + discarded, accepted <= verified, as long as each `RoundRecord` says so; the
-series of every draft position exists from the start with value 0, so that a drafter that does nothing is
-visible as zeros.
+Invariants: drafted = verified + discarded + cut by early stop, accepted <= verified, as long as each
+`RoundRecord` says so; the series of every draft position exists from the start with value 0, so that a drafter
+that does nothing is visible as zeros.
 Called by: the engine thread (`record_round` once per round, `set_load`, worker and wire events), the endpoint
 (`record_prompt`, `record_delta`, `record_finish`, `render`). Thread-safe.
 Never: uses prometheus-client's global registry; a process may hold several `Metrics`.

@@ -126,9 +126,9 @@ def test_body_that_differs_from_its_descriptor_is_refused() -> None:
 def test_the_largest_step_fits_the_control_limit() -> None:
     items = tuple(
         StepItem(
-            2**64 - 1, 1023, 2**62, 2**32 - 1, 2**31 - 1, 2**31 - 1, bytes(8), 32, Lane.RATIO, tap_rows=4096
+            2**64 - 1, 1023 - i, 2**62, 2**32 - 1, 2**31 - 1, 2**31 - 1, bytes(8), 32, Lane.RATIO, tap_rows=4096
         )
-        for _ in range(32)
+        for i in range(32)
     )
     body = describe(BodyKind.TAPS, Dtype.BF16, 4096, 2**26, b"", Checksum.XXH3_64)
     frame = encode_frame(Step(items, (body,) * 32), bodies=[b""] * 32)
@@ -287,3 +287,11 @@ def replace_control(frame: memoryview, values: list[object]) -> bytearray:
     struct.pack_into("<I", copy, 40, crc32c(control))
     struct.pack_into("<I", copy, 44, crc32c(bytes(copy[:44])))
     return copy
+
+
+def test_a_step_with_two_items_for_a_slot_is_refused() -> None:
+    """A repeated item would resend a cached reply once per repetition."""
+    item = StepItem(1, 3, 1, 1, 0, 0, bytes(8), 1, Lane.GREEDY)
+    with pytest.raises(LocalProtocolError) as caught:
+        Step((item, item), ())
+    assert (caught.value.code, caught.value.where) == (ErrorCode.BAD_FIELD, "STEP.items")

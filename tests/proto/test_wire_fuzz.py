@@ -1,4 +1,8 @@
-"""Damaged, held back, repeated frames: receive() never raises, nothing wrong is accepted, nothing leaks."""
+"""Damaged, held back, repeated, forged frames: receive() never raises, nothing wrong is accepted, nothing leaks.
+
+Small and the same on every run; `dspark fuzz` and `atheris_frames.py` are for length. What the fuzzer itself can see
+is tested in `test_wire_fuzz_oracle.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from dspark_proto import (
 )
 from dspark_proto.messages import Ping, Pong, Stats
 
-FEW = settings(max_examples=150, deadline=None, database=None)
+FEW = settings(max_examples=100, deadline=None, database=None, derandomize=True)
 
 
 @cache
@@ -39,9 +43,7 @@ def frames() -> tuple[bytes, ...]:
     reply = [bytes(frame) for frame in drafter.reply(arrived.items[0], **reply_arrays())]
     rest = [verifier.reset(0, Cause.PREEMPTED), verifier.cancel(0, Cause.PREEMPTED), verifier.close(0)]
     other = [encode_frame(Ping(100, 1)), encode_frame(Pong(200, 1, 0, 1)), encode_frame(Stats(200, 1))]
-    return tuple(
-        bytes(one) for one in (context, step, *reply, *rest, *other, drafter.drain(1), verifier.hello(0))
-    )
+    return tuple(bytes(one) for one in (context, step, *reply, *rest, *other, drafter.drain(1), verifier.hello(0)))
 
 
 def refuse_or_equal(frame: bytes, original: bytes) -> None:
@@ -105,9 +107,7 @@ def test_a_rewritten_control_with_right_checksums_is_accepted_or_refused_in_orde
     st.sampled_from([0, 1, 2**32 - 1]),
     st.booleans(),
 )
-def test_any_key_on_any_frame_is_handled(
-    index: int, slot: int, generation: int, round_: int, damage: bool
-) -> None:
+def test_any_key_on_any_frame_is_handled(index: int, slot: int, generation: int, round_: int, damage: bool) -> None:
     frame = bytearray(frames()[index])
     struct.pack_into("<QII", frame, 24, generation, slot, round_)
     struct.pack_into("<I", frame, 44, crc32c(bytes(frame[:44])))
@@ -128,12 +128,8 @@ def test_arbitrary_bytes_never_raise(noise: bytes) -> None:
     assert pair.up(noise) == pair.down(noise) == []
 
 
-@settings(max_examples=60, deadline=None, database=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["ok", "drop", "dup", "flip", "hold"]), st.integers(0, 10**6)), max_size=30
-    )
-)
+@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from(["ok", "drop", "dup", "flip", "hold"]), st.integers(0, 10**6)), max_size=30))
 def test_rounds_over_a_bad_link_are_all_or_nothing(script: list[tuple[str, int]]) -> None:
     """Whatever happens to a reply, what is consumed is exactly what was drafted, and nothing leaks."""
     pair = connect(parameters(100, step_deadline_ms=1))

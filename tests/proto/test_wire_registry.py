@@ -17,6 +17,7 @@ from dspark_proto.states import DRAFTER_RECEIVES, VERIFIER_RECEIVES
 TOML = tomllib.loads((Path(__file__).parents[2] / "proto" / "registry.toml").read_text())
 ENUMERATIONS: dict[str, type[IntEnum]] = {
     "message": registry.MessageType,
+    "version": registry.WireVersion,
     "scope": registry.Scope,
     "checksum": registry.Checksum,
     "semantic": registry.SemanticId,
@@ -27,6 +28,7 @@ ENUMERATIONS: dict[str, type[IntEnum]] = {
     "lane": registry.Lane,
     "support": registry.SupportPolicy,
     "representation": registry.Representation,
+    "capability": registry.Capability,
     "dtype": registry.Dtype,
     "body": registry.BodyKind,
     "cause": registry.Cause,
@@ -41,6 +43,12 @@ def test_enumeration_equals_its_table(table: str) -> None:
 def test_error_codes_and_scopes_equal_their_table() -> None:
     rows = {row["name"]: (row["code"], row["scope"]) for row in TOML["error"]}
     assert rows == {code.name: (int(code), registry.SCOPES[code].name) for code in registry.ErrorCode}
+
+
+def test_capability_bits_are_the_ids_of_the_table() -> None:
+    assert {row["name"]: 1 << (row["id"] - 1) for row in TOML["capability"]} == {
+        one.name: one.mask for one in registry.Capability
+    }
 
 
 def test_every_list_in_the_toml_is_compared() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 import xxhash
 from wire_pairs import VOCAB, reply_arrays
 
 from dspark_proto import (
+    CONFIDENCE_MAX,
     EMPTY_DIGEST,
+    Dtype,
     ErrorCode,
     Key,
     LeaseState,
@@ -17,9 +20,11 @@ from dspark_proto import (
     RemoteProtocolError,
     ReplyLayout,
     Staging,
+    crc32c,
     extend_digest,
     prefix_digest,
 )
+from dspark_proto.registry import BodyKind
 from dspark_proto.rows import check_reply, write_reply
 
 KEY = Key(1, 2, 3)
@@ -83,10 +88,20 @@ def test_a_free_lease_refuses_everything_but_take(action: str) -> None:
     assert lease.state is LeaseState.FREE
 
 
-def written(depth: int = 5, support: int = 32) -> tuple[memoryview, ReplyLayout]:
+def written(depth: int = 5, support: int = 32, **more: Any) -> tuple[memoryview, ReplyLayout]:
     layout = ReplyLayout(depth, support)
     block = memoryview(bytearray(layout.total_bytes))
-    write_reply(block, layout, **reply_arrays(depth, support))
+    write_reply(block, layout, **(reply_arrays(depth, support) | more))
+    return block, layout
+
+
+def dense(**changes: Any) -> tuple[memoryview, ReplyLayout]:
+    """Two dense rows over ten tokens: all mass on 3, on 9."""
+    layout = ReplyLayout(2, 0, 10)
+    block = memoryview(bytearray(layout.total_bytes))
+    q = struct.pack("<20f", *(1.0 if place in (3, 19) else 0.0 for place in range(20)))
+    reply = {"tokens": [3, 9], "entries": [10, 10], "ids": b"", "q": q, "confidences": [2**24, 7]}
+    write_reply(block, layout, **(reply | changes))
     return block, layout
 
 
@@ -102,12 +117,13 @@ def test_arrays_may_be_passed_as_views_of_their_own_type() -> None:
 
 def test_reply_round_trip() -> None:
     block, layout = written()
-    assert check_reply(block, layout, VOCAB) == ((7,) * 5, (1,) * 5)
-    assert struct.unpack_from("<iIII", block, 0)[:2] == (7, 1)
+    assert check_reply(block, layout, VOCAB) == ((7,) * 5, (1,) * 5, (CONFIDENCE_MAX,) * 5)
+    token, entries, _, confidence = struct.unpack_from("<iIII", block, 0)
+    assert (token, entries, confidence) == (7, 1, 2**24)
     assert struct.unpack_from("<f", block, layout.q_offset) == (1.0,)
 
 
-@pytest.mark.parametrize("offset", [0, 4, 8, 80, 719, 720, 1359])
+@pytest.mark.parametrize("offset", [0, 4, 8, 12, 80, 719, 720, 1359])
 def test_any_damaged_byte_of_a_row_is_found(offset: int) -> None:
     block, layout = written()
     block[offset] ^= 0x10
@@ -116,12 +132,62 @@ def test_any_damaged_byte_of_a_row_is_found(offset: int) -> None:
     assert caught.value.code is ErrorCode.BAD_ROW_CRC
 
 
-def test_reserved_bytes_of_a_record_are_zero() -> None:
-    block, layout = written()
-    block[12] = 1
+def test_confidences_travel_in_the_records() -> None:
+    block, layout = written(confidences=[0, 1, 2**23, 2**24 - 1, 2**24])
+    assert check_reply(block, layout, VOCAB).confidences == (0, 1, 2**23, 2**24 - 1, 2**24)
+
+
+def test_the_row_crc_covers_the_record_without_it_then_ids_then_q() -> None:
+    block, _ = written(depth=1, support=4, confidences=[5])
+    record, body = bytes(block[:16]), bytes(block[16:])
+    assert struct.unpack_from("<I", record, 8) == (crc32c(record[:8] + record[12:] + body),)
+
+
+def test_a_confidence_above_one_is_refused_though_its_crc_is_right() -> None:
+    block, layout = written(depth=1, support=4)
+    struct.pack_into("<I", block, 12, 2**24 + 1)
+    struct.pack_into("<I", block, 8, crc32c(bytes(block[:8]) + bytes(block[12:])))
     with pytest.raises(RemoteProtocolError) as caught:
         check_reply(block, layout, VOCAB)
     assert caught.value.code is ErrorCode.BAD_ROW_RECORD
+
+
+def test_dense_layout_has_no_ids() -> None:
+    layout = ReplyLayout(3, 0, 10)
+    assert (layout.ids_offset, layout.q_offset, layout.total_bytes) == (48, 48, 48 + 3 * 40)
+    assert layout.spans(1, 2) == ((16, 32), (48 + 40, 80))
+    assert [shape[0] for shape in layout.shapes(2)] == [BodyKind.RECORDS, BodyKind.Q]
+    assert layout.shapes(2)[1] == (BodyKind.Q, Dtype.FP32, 2, 10, 80)
+
+
+def test_dense_reply_round_trip() -> None:
+    block, layout = dense()
+    assert check_reply(block, layout, 10) == ((3, 9), (10, 10), (2**24, 7))
+    assert struct.unpack_from("<10f", block, layout.q_offset) == (0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 12, 32, 71, 111])
+def test_any_damaged_byte_of_a_dense_row_is_found(offset: int) -> None:
+    block, layout = dense()
+    block[offset] ^= 0x10
+    with pytest.raises(RemoteProtocolError) as caught:
+        check_reply(block, layout, 10)
+    assert caught.value.code is ErrorCode.BAD_ROW_CRC
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"entries": [10, 1]}, ErrorCode.BAD_ROW_RECORD),
+        ({"entries": [10, 11]}, ErrorCode.BAD_ROW_RECORD),
+        ({"ids": bytes(80)}, ErrorCode.WRONG_SIZE),
+        ({"q": bytes(76)}, ErrorCode.WRONG_SIZE),
+    ],
+)
+def test_a_dense_reply_has_a_value_for_every_token_and_no_ids(change: dict[str, Any], code: ErrorCode) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        dense(**change)
+    assert caught.value.code is code
 
 
 def test_token_outside_the_vocabulary() -> None:
@@ -138,6 +204,9 @@ def test_token_outside_the_vocabulary() -> None:
         ({"entries": [1, 1, 1, 1, 33]}, ErrorCode.BAD_ROW_RECORD),
         ({"tokens": [-1, 1, 1, 1, 1]}, ErrorCode.BAD_ROW_RECORD),
         ({"tokens": [1]}, ErrorCode.WRONG_SIZE),
+        ({"confidences": [0, 0, 0, 0, -1]}, ErrorCode.BAD_ROW_RECORD),
+        ({"confidences": [0, 0, 0, 0, 2**24 + 1]}, ErrorCode.BAD_ROW_RECORD),
+        ({"confidences": [0, 0, 0, 0]}, ErrorCode.WRONG_SIZE),
         ({"ids": bytes(636)}, ErrorCode.WRONG_SIZE),
     ],
 )

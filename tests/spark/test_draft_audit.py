@@ -100,7 +100,7 @@ Lie = Callable[[Proposal], Proposal]
 def _another_token(proposal: Proposal) -> Proposal:
     row = proposal.rows[0]
     other = next(int(v) for v in row.ids if v != proposal.tokens[0])
-    return Proposal([other, *proposal.tokens[1:]], proposal.rows)
+    return replace(proposal, tokens=[other, *proposal.tokens[1:]])
 
 
 def _moved_mass(proposal: Proposal) -> Proposal:
@@ -110,7 +110,7 @@ def _moved_mass(proposal: Proposal) -> Proposal:
     place = int(row.ids.searchsorted(token))
     counts[place - 1] += counts[place] - 1
     counts[place] = 1
-    return Proposal(proposal.tokens, [Row(row.ids, counts), *proposal.rows[1:]])
+    return replace(proposal, rows=[Row(row.ids, counts), *proposal.rows[1:]])
 
 
 @pytest.mark.parametrize("lie", [_another_token, _moved_mass])

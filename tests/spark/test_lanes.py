@@ -245,7 +245,7 @@ def test_no_worker_can_change_the_text(
     def lie(*arguments: Any, **named: Any) -> Proposal:
         tokens = honest(*arguments, **named).tokens
         lies = [(t * 31 + 5) % 288 for t in tokens] if trick == "nonsense" else tokens[:1] * len(tokens)
-        return Proposal(lies, [greedy_row(t) for t in lies])
+        return Proposal(lies, [greedy_row(t) for t in lies], [0] * len(lies))
 
     monkeypatch.setattr(rig.wire.worker._chain, "sample", lie)
     reader = answer(rig, "match")

@@ -18,11 +18,13 @@ def watch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], li
     seen: list[tuple[list[int], list[int]]] = []
     sample = MarkovChain.sample
 
-    def spy(self: MarkovChain, base: Any, anchor: int, position: int, policy: Any, keys: Any, told: Any) -> Any:
+    def spy(
+        self: MarkovChain, base: Any, anchor: int, position: int, policy: Any, keys: Any, told: Any, *, hidden: Any
+    ) -> Any:
         assert isinstance(told, TokenHistory)
         ((sequence, _),) = rig.engine._running.values()
         seen.append((list(told._tokens), sequence.tokens[: position + 1]))
-        return sample(self, base, anchor, position, policy, keys, told)
+        return sample(self, base, anchor, position, policy, keys, told, hidden=hidden)
 
     monkeypatch.setattr(MarkovChain, "sample", spy)
     return seen

@@ -10,6 +10,7 @@ from dspark.models.config import from_hf
 from dspark.models.drafter import EMBED, DrafterNetwork
 from dspark.philox import Keys
 from dspark.proof.tiny_pair import draft_ids, drafter_config, drafter_weights, hf_config, target_weights
+from dspark_proto import Lane
 from dspark_workers.chain import DraftPolicy, MarkovChain
 from dspark_workers.history import TokenHistory
 
@@ -76,7 +77,8 @@ def chain() -> MarkovChain:
 def drafted(chain: MarkovChain, temperature: float, told: TokenHistory | None, round_: int = 1) -> list[int]:
     base = torch.randn(4, len(chain._ids), generator=torch.Generator().manual_seed(3))
     keys = Keys(seed=1, generation=0, round=round_)
-    return chain.sample(base, 7, 2, DraftPolicy(temperature, 1 if temperature == 0 else 16), keys, told).tokens
+    policy = DraftPolicy(temperature, 1 if temperature == 0 else 16, Lane.RATIO)
+    return chain.sample(base, 7, 2, policy, keys, told).tokens
 
 
 def test_greedy_drafts_continue_a_repetition(chain: MarkovChain) -> None:
@@ -87,7 +89,7 @@ def test_greedy_drafts_continue_a_repetition(chain: MarkovChain) -> None:
     plain = drafted(chain, 0.0, None)
     base = torch.randn(4, len(chain._ids), generator=torch.Generator().manual_seed(3))
     keys = Keys(seed=1, generation=0, round=1)
-    proposal = chain.sample(base, 7, 9, DraftPolicy(0.0, 1), keys, told)
+    proposal = chain.sample(base, 7, 9, DraftPolicy(0.0, 1, Lane.GREEDY), keys, told)
     assert proposal.tokens == inside
     assert all(row.counts.tolist() == [1 << 24] for row in proposal.rows)
     assert drafted(chain, 0.0, told_short) == plain
@@ -98,7 +100,7 @@ def test_a_token_outside_the_draft_vocabulary_is_not_favoured(chain: MarkovChain
     told = history(5, 7, outside, 5)
     base = torch.randn(4, len(chain._ids), generator=torch.Generator().manual_seed(3))
     keys = Keys(seed=1, generation=0, round=1)
-    policy = DraftPolicy(0.0, 1)
+    policy = DraftPolicy(0.0, 1, Lane.GREEDY)
     assert chain.sample(base, 7, 4, policy, keys, told).tokens == chain.sample(base, 7, 4, policy, keys).tokens
 
 
@@ -106,7 +108,7 @@ def test_sampled_rows_are_laws_with_the_bias_in_them(chain: MarkovChain) -> None
     """The row that is sent is the row that is drawn from, and the repetition is likelier in it, not certain."""
     base = torch.randn(1, len(chain._ids), generator=torch.Generator().manual_seed(3))
     keys = Keys(seed=1, generation=0, round=1)
-    policy = DraftPolicy(1.0, 64)
+    policy = DraftPolicy(1.0, 64, Lane.RATIO)
     target = int(chain.sample(base, 7, 4, policy, keys).rows[0].ids[20])
     told = history(5, 7, target, 5)
     with_bias = chain.sample(base, 7, 4, policy, keys, told).rows[0]

@@ -255,10 +255,10 @@ def test_one_failing_request_does_not_cost_the_others(parts: Parts, monkeypatch:
     expected = drafts(spark.step(0, 1, 2))
     original = worker._chain.sample
 
-    def fail_one(*arguments: Any) -> Any:
+    def fail_one(*arguments: Any, **more: Any) -> Any:
         if arguments[-2].seed == 1:
             raise ZeroDivisionError("planted")
-        return original(*arguments)
+        return original(*arguments, **more)
 
     for slot in range(3):
         spark.tell(spark.connection.close(slot))

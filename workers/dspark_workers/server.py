@@ -12,19 +12,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import zmq
 
 from dspark.errors import UserError
 from dspark.identity import compatibility
 from dspark.models.drafter import DrafterCheckpoint
 from dspark.models.source import load_embedding, open_target
-from dspark_proto import HelloParameters, LocalProtocolError
+from dspark_proto import HelloParameters, LocalProtocolError, WireVersion
+from dspark_proto.auth import Authentication
 from dspark_proto.limits import DEADLINE_MS_MAX, IN_FLIGHT_MIN
-from dspark_proto.transports.zmq import ZmqServer
+from dspark_proto.transports import Security, ServerTransport, TransportError, open_server
 from dspark_workers.worker import Worker
 
 IDLE_POLL_MS = 200
@@ -35,7 +35,9 @@ MAX_SUPPORT = 256
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """How to start a worker. `length` bounds a request's context in tokens; `slots` how many requests it serves;
-    `copy` lets it continue what a text has said before.
+    `copy` lets it continue what a text has said before. `security` protects the link; an address that other machines
+    can reach needs a secret, CURVE keys or TLS certificates. `allow_v1` serves verifiers of wire version 1 too, which
+    draft greedily and take tokens without rows.
     """
 
     endpoint: str
@@ -46,9 +48,10 @@ class WorkerSettings:
     slots: int = 16
     length: int = 2048
     threads: int = 2
-    allow_remote: bool = False
+    security: Security = field(default_factory=Security)
     parent_pid: int | None = None
     copy: bool = True
+    allow_v1: bool = False
 
 
 def build(settings: WorkerSettings) -> Worker:
@@ -57,6 +60,7 @@ def build(settings: WorkerSettings) -> Worker:
     source = open_target(settings.target)
     checkpoint = DrafterCheckpoint(settings.drafter)
     checkpoint.config.check_target(source.config)
+    versions = (WireVersion.V2_0, WireVersion.V1_0)
     parameters = HelloParameters(
         compatibility(source, source.tokenizer(), settings.drafter, checkpoint.config),
         epoch=secrets.randbits(64),
@@ -64,8 +68,11 @@ def build(settings: WorkerSettings) -> Worker:
         max_depth=checkpoint.config.block_size,
         max_support=MAX_SUPPORT,
         max_in_flight=max(IN_FLIGHT_MIN, settings.slots),
+        dense_rows=True,
         # The verifier's deadline counts: a bound of ours would shorten it without anybody asking.
         step_deadline_ms=DEADLINE_MS_MAX,
+        versions=versions if settings.allow_v1 else versions[:1],
+        authentication=_authentication(settings),
     )
     length = min(settings.length, checkpoint.config.max_context)
     network = checkpoint.network(
@@ -74,6 +81,13 @@ def build(settings: WorkerSettings) -> Worker:
     return Worker(
         network, checkpoint.draft_ids, parameters, slots=settings.slots, length=length, copy=settings.copy
     )
+
+
+def _authentication(settings: WorkerSettings) -> Authentication | None:
+    try:
+        return settings.security.authentication(settings.endpoint)
+    except TransportError as error:
+        raise UserError(f"--secret-file: {error}") from None
 
 
 def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:
@@ -97,17 +111,17 @@ def serve(settings: WorkerSettings, on_ready: Callable[[str], None]) -> None:
         server.close()
 
 
-def _listen(settings: WorkerSettings) -> ZmqServer:
+def _listen(settings: WorkerSettings) -> ServerTransport:
     try:
-        return ZmqServer(settings.endpoint, allow_remote=settings.allow_remote)
+        return open_server(settings.endpoint, settings.security)
     except LocalProtocolError:
-        remedy = "not a loopback address: add --allow-remote, on an isolated network"
+        remedy = "not a loopback address: give a --secret-file, --curve-* keys (tcp://) or --tls-* files (tls+tcp://)"
         raise UserError(f"--listen {settings.endpoint}: {remedy}") from None
-    except zmq.ZMQError as error:
-        raise UserError(f"--listen {settings.endpoint}: {error}: give a free tcp://host:port") from None
+    except TransportError as error:
+        raise UserError(f"--listen {error}") from None
 
 
-def turn(worker: Worker, server: ZmqServer, timeout_ms: int) -> None:
+def turn(worker: Worker, server: ServerTransport, timeout_ms: int) -> None:
     """One turn: receive, extend, draft, reply."""
     worker.receive(server.poll(timeout_ms), time.monotonic_ns())
     worker.draft_pending()
@@ -116,7 +130,7 @@ def turn(worker: Worker, server: ZmqServer, timeout_ms: int) -> None:
         worker.counters.unsent_messages += not server.send(peer, frames)
 
 
-def _drain(worker: Worker, server: ZmqServer, abort: threading.Event) -> None:
+def _drain(worker: Worker, server: ServerTransport, abort: threading.Event) -> None:
     worker.drain(DRAIN_MS)
     until = time.monotonic() + DRAIN_MS / 1000
     turn(worker, server, 0)

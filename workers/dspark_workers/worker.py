@@ -11,6 +11,7 @@ worker: what it cannot do it refuses, and counts.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.dyadic import pack_rows
+from dspark.dense import pack_dense_rows
+from dspark.dyadic import Row, pack_rows
 from dspark.models.drafter import DrafterNetwork
 from dspark.philox import Keys
 from dspark_proto import (
@@ -118,9 +120,11 @@ class Worker:
         self._started_ns = 0
         self._outbox: list[tuple[bytes, Sequence[memoryview]]] = []
         depth, support = parameters.max_depth, parameters.max_support
-        # Flat, so that any [depth, support] of a reply is one contiguous view: replies allocate nothing.
+        self._vocab = parameters.compatibility.vocab_size
+        width = max(support, self._vocab) if parameters.dense_rows else support
+        # Flat, so that any [depth, width] of a reply is one contiguous view: replies allocate nothing.
         self._ids = np.zeros(depth * support, dtype=np.int32)
-        self._q = np.zeros(depth * support, dtype=np.float32)
+        self._q = np.zeros(depth * width, dtype=np.float32)
         self._entries = np.zeros(depth, dtype=np.int32)
 
     @property
@@ -200,7 +204,7 @@ class Worker:
 
     def _fail(self, peer: Peer, item: StepItem) -> None:
         """Refuse a step because of the exception at hand."""
-        print(f"dspark worker: slot {item.slot} round {item.round}:\n{traceback.format_exc()}", flush=True)
+        _log(f"slot {item.slot} round {item.round}:\n{traceback.format_exc()}")
         self._refuse(peer, item)
 
     def _refuse(self, peer: Peer, item: StepItem) -> None:
@@ -220,26 +224,38 @@ class Worker:
         base = self._network.base_logits(hidden)
         _tell(lease, item)
         proposal = self._chain.sample(
-            base, item.anchor_token, item.anchor_position, lease.policy, keys, lease.history
+            base, item.anchor_token, item.anchor_position, lease.policy, keys, lease.history, hidden=hidden
         )
         lease.drafted = (item.anchor_position + 1, proposal.tokens)
         return proposal
 
     def _reply(self, peer: Peer, item: StepItem, proposal: Proposal) -> Sequence[memoryview]:
         support = peer.leases[item.slot].policy.support
-        cells = item.depth * support
-        ids = self._ids[:cells].reshape(item.depth, support)
-        q = self._q[:cells].reshape(item.depth, support)
-        entries = self._entries[: item.depth]
-        pack_rows(proposal.rows, support, ids, q, entries)
+        entries, ids, q = self._pack(proposal.rows, support) if support else self._pack_dense(proposal.rows)
         return peer.connection.reply(
             item,
             proposal.tokens,
-            entries.tolist(),
-            ids.data.cast("B"),
-            q.data.cast("B"),
+            entries,
+            ids,
+            q,
             draft_us=self._elapsed_ns() // 1000,
+            confidences=proposal.confidences,
         )
+
+    def _pack(self, rows: list[Row], support: int) -> tuple[list[int], Buffer, Buffer]:
+        """Entries, ids and q of a sparse reply."""
+        depth = len(rows)
+        ids = self._ids[: depth * support].reshape(depth, support)
+        q = self._q[: depth * support].reshape(depth, support)
+        entries = self._entries[:depth]
+        pack_rows(rows, support, ids, q, entries)
+        return entries.tolist(), ids.data.cast("B"), q.data.cast("B")
+
+    def _pack_dense(self, rows: list[Row]) -> tuple[list[int], Buffer, Buffer]:
+        """Entries, ids (none) and q of a dense reply."""
+        q = self._q[: len(rows) * self._vocab].reshape(len(rows), self._vocab)
+        pack_dense_rows(rows, self._vocab, q)
+        return [self._vocab] * len(rows), b"", q.data.cast("B")
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -253,13 +269,13 @@ class Worker:
         if event.code is None:
             self._send(peer, [peer.connection.accept(now_ns)])
         else:
-            print(f"dspark worker: refused a verifier: {event.code.counter}: {event.mismatch}", flush=True)
+            _log(f"refused a verifier: {event.code.counter}: {event.mismatch}")
             self._send(peer, [peer.connection.reject()])
 
     @_on.register
     def _(self, event: SlotOpened, peer: Peer, now_ns: int) -> None:
         self._release(peer, event.slot)
-        policy = DraftPolicy(event.draft_temperature_micro / MICRO, int(event.support))
+        policy = DraftPolicy(event.draft_temperature_micro / MICRO, int(event.support), event.lane)
         peer.leases[event.slot] = Lease(policy, event.seed, event.choice)
         self._place(peer, event.slot, event.context_start, now_ns)
 
@@ -285,9 +301,14 @@ class Worker:
             else:
                 self._refuse(peer, item)
 
-    @_on.register(SlotClosed)
-    @_on.register(SlotCancelled)
-    def _(self, event: SlotClosed | SlotCancelled, peer: Peer, now_ns: int) -> None:
+    @_on.register
+    def _(self, event: SlotCancelled, peer: Peer, now_ns: int) -> None:
+        # The slot stays leased and may be reset; its state is free for others until then.
+        if event.slot in peer.leases:
+            self._vacate(peer.leases[event.slot])
+
+    @_on.register
+    def _(self, event: SlotClosed, peer: Peer, now_ns: int) -> None:
         self._release(peer, event.slot)
 
     @_on.register
@@ -339,9 +360,9 @@ class Worker:
             values = torch.frombuffer(bytearray(taps), dtype=torch.bfloat16).view(rows, -1)
             self._state.extend(lease.state_slot, first, values)
         except ContextFullError as error:
-            print(f"dspark worker: {error}", flush=True)
+            _log(str(error))
         except Exception:  # see the invariants: a failing request costs itself only
-            print(f"dspark worker: context of slot {slot}:\n{traceback.format_exc()}", flush=True)
+            _log(f"context of slot {slot}:\n{traceback.format_exc()}")
         else:
             self.counters.context_rows += rows
             return True
@@ -375,3 +396,8 @@ def _tell(lease: Lease, item: StepItem) -> None:
         first, drafts = lease.drafted
         lease.history.record(first, drafts[: item.accepted_count])
     lease.history.record(item.anchor_position, [item.anchor_token])
+
+
+def _log(text: str) -> None:
+    """Standard error: standard output belongs to whoever runs the worker."""
+    print(f"dspark worker: {text}", file=sys.stderr, flush=True)

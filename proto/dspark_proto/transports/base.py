@@ -1,9 +1,11 @@
 """The adapter interface between the sans-IO connections and a real transport.
 
 Contract of every transport: a frame arrives whole or not at all; frames of one sender stay in order; ``send``
-has copied or transmitted every byte when it returns, so the caller may reuse the buffers at once; nothing is
-queued for a peer that is not connected. A transport checks no protocol rule and keeps no protocol state. Each
-object belongs to one thread, which may block in ``poll``. Spec: SPEC.md, section "Transports".
+has copied or transmitted every byte when it returns, so the caller may reuse the buffers at once; a frame that
+``poll`` returns is valid until the next ``poll`` of the same object; nothing is queued for a peer that is not
+connected, and no queue is unbounded. A transport checks no protocol rule beyond the prefix and keeps no
+protocol state. Each object belongs to one thread, which may block in ``poll``. Spec: SPEC.md, section
+"Transports".
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..buffers import Buffer
+
+
+class TransportError(Exception):
+    """A transport cannot be opened as configured; the text names what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class ClientTransport(Protocol):
         """Send ``frames`` in order. False, with nothing sent, when the peer is absent or its queue full."""
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
-        """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
+        """Frames that have arrived, waiting up to ``timeout_ms`` for the first; valid until the next call."""
 
     def close(self) -> None:
         """Drop the connection and everything queued."""
@@ -49,7 +55,7 @@ class ServerTransport(Protocol):
         """
 
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
-        """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
+        """Frames that have arrived, waiting up to ``timeout_ms`` for the first; valid until the next call."""
 
     def close(self) -> None:
         """Stop listening and drop everything queued."""

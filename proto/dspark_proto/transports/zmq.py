@@ -1,25 +1,27 @@
 """ZeroMQ transport: DEALER on the Spark side, ROUTER on the worker side; the default.
 
 One whole v2 frame per message part; a message may carry several. Invariants: bounded queues, bounded part
-size and count, LINGER 0, nothing queued for an unconnected peer, loopback unless the caller says otherwise.
-Receiving does not copy: a frame is a view of libzmq's own message. Each end belongs to one thread. Spec:
-SPEC.md, section "ZeroMQ mapping".
+size and count, LINGER 0, nothing queued for an unconnected peer, no address that other machines reach without
+a secret. Receiving does not copy: a frame is a view of libzmq's own message. With CURVE keys both ends prove
+who they are and everything is encrypted. Each end belongs to one thread. Spec: SPEC.md, section "ZeroMQ
+mapping".
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
-from urllib.parse import urlsplit
 
 import zmq
 
 from ..buffers import Buffer
-from ..errors import LocalProtocolError
 from ..limits import FRAME_BYTES_MAX
-from ..registry import ErrorCode
-from .base import PeerFrame
+from .base import PeerFrame, TransportError
+from .curve import CurveGate, connect_curve, serve_curve
+from .security import NO_SECURITY, Security, check_fits, check_listen
 
 QUEUE_MESSAGES: Final = 256
 PARTS_MAX: Final = 64
@@ -39,6 +41,9 @@ class _Link:
     def __init__(self, kind: int) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
+        self._gate: CurveGate | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self.dropped_messages = 0
         for option, value in (
             (zmq.LINGER, 0),
@@ -62,7 +67,7 @@ class _Link:
 
     def _receive_messages(self, timeout_ms: int) -> list[list[zmq.Frame]]:
         messages: list[list[zmq.Frame]] = []
-        if not self._socket.poll(timeout_ms, zmq.POLLIN):
+        if not self._wait(timeout_ms):
             return messages
         for _ in range(BURST_MESSAGES):
             try:
@@ -70,6 +75,19 @@ class _Link:
             except zmq.Again:
                 break
         return messages
+
+    def _wait(self, timeout_ms: int) -> bool:
+        """Whether a message is there within ``timeout_ms``; clients that knock meanwhile are answered."""
+        if self._gate is None:
+            return bool(self._socket.poll(timeout_ms, zmq.POLLIN))
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            ready = self._poller.poll(max(0, math.ceil((until - time.monotonic()) * 1000)))
+            self._gate.answer()
+            if any(socket is self._socket for socket, _ in ready):
+                return True
+            if not ready or time.monotonic() >= until:
+                return False
 
     def _receive_parts(self) -> list[zmq.Frame]:
         """One message; empty, counted, when it has too many parts to be one of ours."""
@@ -84,26 +102,44 @@ class _Link:
         self.dropped_messages += 1
         return []
 
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Set-up that fails leaves no socket behind."""
+        try:
+            yield
+        except Exception:
+            self.close()
+            raise
+
     def close(self) -> None:
-        """Close the socket and its context; queued messages are dropped."""
+        """Close the sockets and their context; queued messages are dropped."""
         self._socket.close(0)
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()
 
 
 class ZmqClient(_Link):
-    """DEALER connected to one worker; reconnects by itself. Implements ``ClientTransport``."""
+    """DEALER connected to one worker; reconnects by itself. Implements ``ClientTransport``.
 
-    def __init__(self, endpoint: str) -> None:
+    Raises :class:`TransportError` for keys that cannot be used, ``zmq.ZMQError`` for an address that cannot.
+    """
+
+    def __init__(self, endpoint: str, security: Security = NO_SECURITY) -> None:
+        check_fits(endpoint, security)
         super().__init__(zmq.DEALER)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         self.endpoint = endpoint
-        self._socket.connect(endpoint)
+        with self._closing_on_error():
+            if security.curve is not None:
+                connect_curve(self._socket, security.curve)
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+            self._socket.connect(endpoint)
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames`` as one message; waits up to ``timeout_ms`` for a connection with room."""
-        return not frames or self._send_parts(frames, timeout_ms)
+        """Send ``frames``, ``PARTS_MAX`` a message; waits up to ``timeout_ms`` for a connection with room."""
+        return all(self._send_parts(run, timeout_ms) for run in _runs(frames))
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
         """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
@@ -113,29 +149,28 @@ class ZmqClient(_Link):
 class ZmqServer(_Link):
     """ROUTER bound to ``endpoint`` (``tcp://127.0.0.1:0`` picks a port). Implements ``ServerTransport``.
 
-    Raises :class:`LocalProtocolError` when the address is not loopback and ``allow_remote`` is not set: this
-    transport authenticates nobody yet.
+    Raises :class:`LocalProtocolError` AUTH_UNSUPPORTED for an address that other machines can reach without a
+    secret, :class:`TransportError` for keys that cannot be used, ``zmq.ZMQError`` when it cannot bind.
     """
 
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:0", allow_remote: bool = False) -> None:
-        if not allow_remote and not is_local(endpoint):
-            raise LocalProtocolError(
-                ErrorCode.AUTH_UNSUPPORTED,
-                "endpoint",
-                f"{endpoint} is not loopback; pass allow_remote=True to expose it",
-            )
+    def __init__(self, endpoint: str = "tcp://127.0.0.1:0", security: Security = NO_SECURITY) -> None:
+        check_fits(endpoint, security)
+        check_listen(endpoint, security)
         super().__init__(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
-        self._socket.bind(endpoint)
+        with self._closing_on_error():
+            if security.curve is not None:
+                self._gate = CurveGate(self._context, security.curve)
+                serve_curve(self._socket, security.curve)
+                self._poller.register(self._gate.socket, zmq.POLLIN)
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+            self._socket.bind(endpoint)
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames`` to ``peer`` as one message."""
-        if not frames:
-            return True
+        """Send ``frames`` to ``peer``, at most ``PARTS_MAX`` parts a message."""
         try:
-            return self._send_parts([peer, *frames], timeout_ms)
+            return all(self._send_parts([peer, *run], timeout_ms) for run in _runs(frames))
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
@@ -144,19 +179,22 @@ class ZmqServer(_Link):
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
         """Frames that have arrived, waiting up to ``timeout_ms`` for the first."""
         return [
-            PeerFrame(parts[0].bytes, part.buffer)
-            for parts in self._receive_messages(timeout_ms)
-            for part in parts[1:]
+            PeerFrame(parts[0].bytes, part.buffer) for parts in self._receive_messages(timeout_ms) for part in parts[1:]
         ]
 
 
-def is_local(endpoint: str) -> bool:
-    """Whether ``endpoint`` can be reached from this machine only."""
-    address = urlsplit(endpoint)
-    if address.scheme in ("ipc", "inproc"):
-        return True
-    host = address.hostname or ""
+def _runs(frames: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
+    """``frames`` in runs that fit a message beside a name. Only the first can find the queue of a live peer full
+    and leave nothing sent; a caller that is told False about a longer list gives the link up anyway.
+    """
+    for start in range(0, len(frames), PARTS_MAX - 1):
+        yield frames[start : start + PARTS_MAX - 1]
+
+
+@contextmanager
+def explained(endpoint: str) -> Iterator[None]:
+    """ZeroMQ's own errors as :class:`TransportError`."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        yield
+    except zmq.ZMQError as error:
+        raise TransportError(f"{endpoint}: {error.strerror}") from None

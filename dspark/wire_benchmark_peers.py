@@ -1,0 +1,202 @@
+"""The other ends of `dspark bench wire`, each in a process of its own: a stub drafter, and a plain socket.
+
+The stub answers every STEP through `DrafterConnection` with rows that were prepared before, so that what it costs is
+the wire and not a model. The plain end receives as many bytes as a STEP frame has and sends as many as its replies
+have, and nothing else. Called by `wire_benchmark`; both end when their parent does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from dspark_proto import (
+    Buffer,
+    Compatibility,
+    DrafterConnection,
+    Dtype,
+    HelloParameters,
+    HelloReceived,
+    StepArrived,
+    StepItem,
+)
+from dspark_proto.transports import ServerTransport, open_server
+
+DEPTH = 5
+TAP_LAYERS = (10, 21, 32)
+TAP_WIDTH = 4096
+TOKEN = 7
+"""Every drafted token; all mass of every row is on it."""
+
+SIZES = struct.Struct("<QQ")
+"""Bytes up and bytes down: what a plain connection says first."""
+
+_POLL_MS = 200
+_START_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What rows a reply has: `support` entries each; 0 is every value of the vocabulary."""
+
+    name: str
+    support: int
+    vocab_size: int
+
+    def parameters(self, epoch: int, slots: int) -> HelloParameters:
+        """Either side's HELLO."""
+        digest = bytes(32)
+        compatibility = Compatibility(
+            self.vocab_size, digest, "draft", "target", digest, TAP_LAYERS, Dtype.BF16, TAP_WIDTH
+        )
+        return HelloParameters(
+            compatibility,
+            epoch,
+            max_slots=slots,
+            max_depth=DEPTH,
+            max_support=self.support or 1,
+            max_in_flight=max(2, slots),
+            step_deadline_ms=60_000,
+            heartbeat_ms=60_000,
+            dense_rows=not self.support,
+        )
+
+    def rows(self) -> dict[str, Any]:
+        """Arguments of `DrafterConnection.reply`."""
+        q = np.zeros((DEPTH, self.support or self.vocab_size), np.float32)
+        ids = np.zeros((DEPTH, self.support), np.int32)
+        if self.support:
+            ids[:, 0], q[:, 0] = TOKEN, 1.0
+        else:
+            q[:, TOKEN] = 1.0
+        entries = [1 if self.support else self.vocab_size] * DEPTH
+        return {
+            "tokens": [TOKEN] * DEPTH,
+            "entries": entries,
+            "ids": ids.data.cast("B") if self.support else b"",
+            "q": q.data.cast("B"),
+        }
+
+
+class StubDrafter:
+    """Answers every verifier's STEPs. `draft_us` of a reply is the time that the stub took for the STEP before."""
+
+    def __init__(self, layout: Layout, slots: int) -> None:
+        self._parameters = layout.parameters(epoch=os.getpid(), slots=slots)
+        self._rows: dict[str, Any] = layout.rows()
+        self._peers: dict[bytes, DrafterConnection] = {}
+        self._took_us = 0
+
+    def turn(self, server: ServerTransport) -> None:
+        """Answer what has arrived."""
+        arrivals = server.poll(_POLL_MS)
+        if not arrivals:
+            return
+        began = time.perf_counter_ns()
+        for arrived in arrivals:
+            drafter = self._peers.setdefault(arrived.peer, DrafterConnection(self._parameters))
+            now_ns = time.monotonic_ns()
+            for event in drafter.receive(arrived.frame, now_ns):
+                if isinstance(event, HelloReceived):
+                    server.send(arrived.peer, [drafter.accept(now_ns)])
+                elif isinstance(event, StepArrived):
+                    self._reply(server, arrived.peer, drafter, event.items)
+            server.send(arrived.peer, drafter.frames_to_send())
+        self._took_us = (time.perf_counter_ns() - began) // 1000
+
+    def _reply(
+        self, server: ServerTransport, peer: bytes, drafter: DrafterConnection, items: tuple[StepItem, ...]
+    ) -> None:
+        for item in items:
+            frames: list[Buffer] = list(drafter.reply(item, **self._rows, draft_us=self._took_us))
+            while not server.send(peer, frames, _POLL_MS):
+                server.poll(0)
+
+
+def _run_stub(layout: Layout, slots: int, scheme: str, tell: Connection) -> None:
+    _end_with_parent()
+    server = open_server(f"{scheme}://127.0.0.1:0")
+    stub = StubDrafter(layout, slots)
+    tell.send_bytes(server.endpoint.encode())
+    while True:
+        stub.turn(server)
+
+
+def _run_plain(tell: Connection) -> None:
+    _end_with_parent()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tell.send_bytes(str(listener.getsockname()[1]).encode())
+        while True:
+            accepted, _ = listener.accept()
+            threading.Thread(target=_ping_pong, args=(accepted,), daemon=True).start()
+
+
+def _ping_pong(accepted: socket.socket) -> None:
+    with accepted:
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        up, down = SIZES.unpack(receive_exactly(accepted, memoryview(bytearray(SIZES.size))))
+        request, reply = memoryview(bytearray(up)), bytes(down)
+        while receive_exactly(accepted, request):
+            accepted.sendall(reply)
+
+
+def receive_exactly(connected: socket.socket, buffer: memoryview) -> memoryview:
+    """Fill `buffer`; empty at the end of the stream."""
+    filled = 0
+    while filled < len(buffer):
+        count = connected.recv_into(buffer[filled:])
+        if not count:
+            return memoryview(b"")
+        filled += count
+    return buffer
+
+
+def _end_with_parent() -> None:
+    """A thread that ends this process when the benchmark is gone, however it went."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def stub_process(layout: Layout, slots: int, scheme: str) -> Iterator[str]:
+    """A stub drafter in its own process; gives its endpoint."""
+    yield from _process(_run_stub, layout, slots, scheme)
+
+
+@contextmanager
+def plain_process() -> Iterator[int]:
+    """A plain ping-pong end in its own process; gives its port."""
+    for text in _process(_run_plain):
+        yield int(text)
+
+
+def _process(run: Callable[..., None], *arguments: object) -> Iterator[str]:
+    """Start `run` in a fresh interpreter and give the text that it tells first."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=run, args=(*arguments, theirs), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(_START_S):
+            raise TimeoutError(f"{run.__name__} did not start")
+        yield ours.recv_bytes().decode()
+    finally:
+        process.kill()
+        process.join()

@@ -1,0 +1,356 @@
+"""The harness in the drafter's place: `VerifierUnderTest` is what a case for a verifier drives.
+
+A `DrafterConnection` keeps the books: every frame of the testee goes through it, and whatever it refuses is the
+testee's fault. Honest answers come from it as well; a case spoils them before they are sent. What the verifier made
+of an answer shows in its next message for that slot: a commit, a STEP without one, or a new generation. Called by
+the verifier families and by `runner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ..buffers import Buffer
+from ..drafter import DrafterConnection
+from ..errors import ProtocolError
+from ..events import (
+    ContextArrived,
+    DrafterEvent,
+    HelloReceived,
+    SlotCancelled,
+    SlotClosed,
+    SlotCommitted,
+    SlotOpened,
+    SlotReset,
+    StepArrived,
+)
+from ..frame import Frame, decode_frame, encode_frame
+from ..hello import Accept, Hello
+from ..limits import NO_COMMIT
+from ..messages import Completion, ErrorMessage, Message, Pong, Row, StepItem
+from ..negotiation import HelloParameters, accept_message, compatibility_of, negotiate
+from ..prefix import NO_KEY, Key
+from ..registry import ErrorCode, Scope
+from .clock import NS_PER_MS, VirtualClock
+from .dyadic import TOTAL, DraftedRow, pack
+from .facts import Facts
+from .links import Link
+from .verdicts import Behaviour, TimedOut, Unmet, Unsupported
+
+EPOCH = 0x99AABBCCDDEEFF00
+FAST_MS = 300
+REAL_MS = 2000
+"""Step deadlines on virtual and on real time: soon, and not too soon for a busy machine."""
+_HELLO_MS = 15_000
+_ATTEMPTS = 4
+_TOLERATED = frozenset({ErrorCode.DUPLICATE, ErrorCode.HELLO_REQUIRED})
+"""A verifier may retry; and what it sent before it heard of the restart is no fault."""
+
+
+class Outcome(Enum):
+    """What the verifier did with a round."""
+
+    COMMITTED = "committed"
+    PASSED_OVER = "passed over"
+    NEW_GENERATION = "a new generation"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class HonestReply:
+    """A right reply: one ROW and the COMPLETION, decoded and as bytes."""
+
+    item: StepItem
+    row: Row
+    bodies: tuple[bytes, ...]
+    completion: Completion
+    frames: tuple[bytes, bytes]
+
+    @property
+    def key(self) -> Key:
+        """Of the round."""
+        return Key(self.item.slot, self.item.generation, self.item.round)
+
+    def with_row(self, **changes: Any) -> bytes:
+        """The ROW with some fields changed."""
+        return bytes(encode_frame(replace(self.row, **changes), self.key, self.bodies))
+
+    def with_completion(self, key: Key | None = None, **changes: Any) -> bytes:
+        """The COMPLETION with some fields changed."""
+        return bytes(encode_frame(replace(self.completion, **changes), key or self.key))
+
+
+class VerifierUnderTest:
+    """See the module."""
+
+    def __init__(self, link: Link, facts: Facts) -> None:
+        self.link = link
+        self.facts = facts
+        self.step_ms = FAST_MS if isinstance(link.clock, VirtualClock) else REAL_MS
+        self.behaviour = Behaviour.PASS
+        self.note = ""
+        self.epoch = EPOCH
+        self.hello: Hello | None = None
+        self.hello_frame = b""
+        self.grants_credit = True
+        self.log: list[Frame] = []
+        self._book: DrafterConnection | None = None
+        self._steps: list[StepItem] = []
+        self._outcomes: dict[Key, Outcome] = {}
+        self._replied: dict[int, Key] = {}
+
+    # Plain traffic
+
+    def send(self, *frames: Buffer) -> None:
+        """Whole frames, in order."""
+        self.link.send(*frames)
+
+    def say(self, message: Message, key: Key = NO_KEY) -> None:
+        """Encode and send."""
+        self.send(encode_frame(message, key))
+
+    def next_raw(self, timeout_ms: int | None = None, what: str = "a frame") -> bytes:
+        """The next frame. Raises :class:`TimedOut`."""
+        raw = self.link.receive(self.facts.deadline_ms if timeout_ms is None else timeout_ms)
+        if raw is None:
+            raise TimedOut(f"{what} did not come")
+        return raw
+
+    def await_hello(self, timeout_ms: int = _HELLO_MS) -> Hello:
+        """The testee's next HELLO; anything before it belongs to the connection that ended."""
+        while True:
+            raw = self.next_raw(timeout_ms, "HELLO")
+            try:
+                message = decode_frame(raw).message
+            except ProtocolError as error:
+                raise Unmet("a well-formed frame", str(error), actual_frame=raw) from None
+            if isinstance(message, Hello):
+                self.hello, self.hello_frame = message, raw
+                self._forget()
+                return message
+
+    def _forget(self) -> None:
+        self._steps, self._outcomes, self._replied, self.log = [], {}, {}, []
+
+    def parameters(self, hello: Hello, **changes: Any) -> HelloParameters:
+        """The harness's side: compatible with whatever the verifier says it is."""
+        facts = replace(self.facts, compatibility=compatibility_of(hello))
+        values: dict[str, Any] = {"step_deadline_ms": self.step_ms, "context_credit_rows": 4096}
+        return facts.parameters(self.epoch, **(values | changes))
+
+    def accept_for(self, hello: Hello, **changes: Any) -> Accept:
+        """A right ACCEPT, for a case to spoil; ``changes`` are capacities of the harness."""
+        parameters = self.parameters(hello, **changes)
+        return accept_message(parameters, hello, negotiate(parameters, hello))
+
+    def connect(self, *, lanes: bool = True, **changes: Any) -> Accept:
+        """Answer the testee's HELLO with ACCEPT; ``changes`` are capacities of the harness."""
+        hello = self.hello or self.await_hello()
+        self._book = DrafterConnection(self.parameters(hello, **changes))
+        for event in self._book.receive(self.hello_frame, 0):
+            if isinstance(event, HelloReceived) and event.code is not None:
+                raise Unmet("an acceptable HELLO", event.code.name, actual_frame=self.hello_frame)
+        frame = bytes(self._book.accept(0))
+        self.send(frame)
+        message = decode_frame(frame).message
+        assert isinstance(message, Accept)
+        return message
+
+    def restart(self) -> Hello:
+        """Behave as a drafter that was restarted: the testee must say HELLO again."""
+        self.hello = None
+        self.say(ErrorMessage(ErrorCode.HELLO_REQUIRED, Scope.CONNECTION, 0, "connection"))
+        return self.await_hello()
+
+    # The books
+
+    @property
+    def book(self) -> DrafterConnection:
+        """Of the connection."""
+        assert self._book is not None, "connect first"
+        return self._book
+
+    def pump(self, timeout_ms: int | None = None, what: str = "a frame") -> Frame:
+        """Take one frame into the books; returns it. Raises :class:`Unmet` for a frame that breaks a rule."""
+        raw = self.next_raw(timeout_ms, what)
+        before = dict(self.book.counters)
+        events = self.book.receive(raw, self.link.clock.now_ns())
+        for code in ErrorCode:
+            if self.book.counters[code.counter] != before[code.counter] and code not in _TOLERATED:
+                raise Unmet("a legal frame", f"one that must be refused with {code.name}", actual_frame=raw)
+        for event in events:
+            self._on(event)
+        outgoing = self.book.frames_to_send()
+        if outgoing:
+            self.send(*outgoing)
+        frame = decode_frame(raw)
+        self.log.append(frame)
+        return frame
+
+    def _on(self, event: DrafterEvent) -> None:
+        match event:
+            case ContextArrived() if self.grants_credit:
+                self.book.context_consumed(event.rows)
+            case StepArrived():
+                for item in event.items:
+                    outcome = Outcome.PASSED_OVER if item.accepted_count == NO_COMMIT else Outcome.COMMITTED
+                    self._resolve(item.slot, outcome)
+                    self._steps.append(item)
+            case SlotCommitted():
+                self._resolve(event.slot, Outcome.COMMITTED)
+            case SlotReset() | SlotCancelled():
+                self._resolve(event.slot, Outcome.NEW_GENERATION)
+                self._drop_steps(event.slot)
+            case SlotClosed():
+                self._resolve(event.slot, Outcome.CLOSED)
+                self._drop_steps(event.slot)
+            case SlotOpened():
+                pass
+
+    def _resolve(self, slot: int, outcome: Outcome) -> None:
+        key = self._replied.pop(slot, None)
+        if key is not None:
+            self._outcomes[key] = outcome
+
+    def _drop_steps(self, slot: int) -> None:
+        self._steps = [item for item in self._steps if item.slot != slot]
+
+    def until(self, timeout_ms: int | None, what: str) -> Iterator[None]:
+        """Loop until the deadline; a verifier that only sends PINGs does not hold the harness up."""
+        limit_ms = self.facts.deadline_ms if timeout_ms is None else timeout_ms
+        end_ns = self.link.clock.now_ns() + limit_ms * NS_PER_MS
+        while self.link.clock.now_ns() <= end_ns:
+            yield
+        raise TimedOut(f"{what} did not come")
+
+    def await_step(self, slot: int | None = None) -> StepItem:
+        """The next STEP item that has not been answered; of ``slot``, when given (others get honest replies)."""
+        for _ in self.until(None, "a STEP"):
+            for item in self._steps:
+                if slot is None or item.slot == slot:
+                    self._steps.remove(item)
+                    return item
+            for item in self._steps:
+                self.answer(item)
+            self._steps = []
+            self.pump(what="a STEP")
+        raise AssertionError("the loop ends by a result or by TimedOut")
+
+    def drain_frames(self, quiet_ms: int) -> None:
+        """Take frames until none comes for ``quiet_ms``."""
+        try:
+            for _ in range(1000):
+                self.pump(quiet_ms)
+        except TimedOut:
+            return
+
+    def grant(self) -> None:
+        """Use up the context that has arrived, which grants credit."""
+        rows = self.book._rows_received - self.book._rows_consumed
+        self.book.context_consumed(rows)
+        self.send(*self.book.frames_to_send())
+
+    def waiting(self) -> list[StepItem]:
+        """Items that have not been answered."""
+        return list(self._steps)
+
+    def rows_for(self, item: StepItem, shift: int = 0) -> list[DraftedRow]:
+        """Honest rows: two entries where the support allows it."""
+        vocab_size = self.book.parameters.compatibility.vocab_size
+        support = int(self.book._slots[item.slot].support)
+        rows = []
+        for index in range(item.depth):
+            low = (item.anchor_position + index + shift) % (vocab_size - 1)
+            one = DraftedRow((low,), (TOTAL,), low)
+            two = DraftedRow((low, low + 1), (TOTAL // 4, TOTAL - TOTAL // 4), low + 1)
+            rows.append(two if support > 1 else one)
+        return rows
+
+    def honest(self, item: StepItem, rows: Sequence[DraftedRow] | None = None) -> HonestReply:
+        """A right reply to ``item``, booked as sent."""
+        support = int(self.book._slots[item.slot].support)
+        packed = pack(rows or self.rows_for(item), support)
+        frames = self.book.reply(item, packed.tokens, packed.entries, packed.ids, packed.q)
+        if len(frames) != 2:
+            raise Unsupported("the round ended before it was answered")
+        self._replied[item.slot] = Key(item.slot, item.generation, item.round)
+        row, completion = decode_frame(bytes(frames[0])), decode_frame(bytes(frames[1]))
+        assert isinstance(row.message, Row)
+        assert isinstance(completion.message, Completion)
+        bodies = tuple(bytes(body) for body in row.bodies)
+        return HonestReply(item, row.message, bodies, completion.message, (bytes(frames[0]), bytes(frames[1])))
+
+    def answer(self, item: StepItem) -> HonestReply:
+        """Send a right reply."""
+        reply = self.honest(item)
+        self.send(*reply.frames)
+        return reply
+
+    # Judging
+
+    def outcome(self, item: StepItem, timeout_ms: int | None = None) -> Outcome:
+        """What becomes of an answered round."""
+        key = Key(item.slot, item.generation, item.round)
+        what = "the verifier's next message for the slot"
+        for _ in self.until(timeout_ms, what):
+            if key in self._outcomes:
+                break
+            self.pump(timeout_ms, what)
+        return self._outcomes[key]
+
+    def lost(self, item: StepItem) -> Outcome:
+        """What becomes of a round that gets no whole answer; other slots' rounds may have ended with it."""
+        outcome = self.outcome(item, 5 * self.step_ms)
+        self.drain_frames(0)
+        return outcome
+
+    def attempt(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> Outcome:
+        """Answer the next round with what ``spoil`` makes of a right reply. A session that ends just then is no
+        answer."""
+        for _ in range(_ATTEMPTS):
+            item = self.await_step()
+            self.send(*spoil(self.honest(item)))
+            outcome = self.outcome(item)
+            if outcome is not Outcome.CLOSED:
+                return outcome
+        raise Unsupported("sessions that end after one round")
+
+    def accepts(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> None:
+        """The round must be committed."""
+        self._expect(self.attempt(spoil), Outcome.COMMITTED)
+
+    def refuses(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> None:
+        """The round must not be used, and the verifier must go on: another round is answered and committed."""
+        self._expect(self.attempt(spoil), Outcome.PASSED_OVER, Outcome.NEW_GENERATION)
+        self.serves()
+
+    def kills(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> None:
+        """The generation must end, and the slot must serve again after RESET."""
+        for _ in range(_ATTEMPTS):
+            item = self.await_step()
+            self.send(*spoil(self.honest(item)))
+            outcome = self.outcome(item)
+            self._expect(outcome, Outcome.NEW_GENERATION, Outcome.CLOSED)
+            if outcome is Outcome.NEW_GENERATION:
+                break
+        self.serves()
+
+    def serves(self) -> None:
+        """An honest round is committed."""
+        self._expect(self.attempt(lambda reply: reply.frames), Outcome.COMMITTED)
+
+    @staticmethod
+    def _expect(outcome: Outcome, *allowed: Outcome) -> None:
+        if outcome not in allowed:
+            raise Unmet("the round " + " or ".join(one.value for one in allowed), outcome.value)
+
+    def pong(self, nonce: int) -> Pong:
+        """Wait for the PONG with this nonce."""
+        for _ in self.until(None, "a PONG"):
+            message = self.pump(what="a PONG").message
+            if isinstance(message, Pong) and message.nonce == nonce:
+                return message
+        raise AssertionError("the loop ends by a result or by TimedOut")

@@ -1,0 +1,101 @@
+"""What the harness must know of a testee: its compatibility fields, and what it promises beyond the standard.
+
+A drafter compares identities before it talks, so the harness has to offer its own. Facts come from a JSON file
+(`docs/guides/conformance.md` shows one) or, for the reference peers, from here. Called by `testees` and by the command
+line; never guesses a value.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ..hello import Compatibility
+from ..negotiation import HelloParameters
+from ..registry import DraftLayout, Dtype, Precision, RngAbi, SemanticId, VerifierId
+
+DRAFTER_EPOCH = 0xD0
+VERIFIER_EPOCH = 0x5E
+"""Process epochs of the reference peers."""
+
+_IDS: dict[str, type] = {
+    "tap_dtype": Dtype,
+    "draft_layout": DraftLayout,
+    "semantic_id": SemanticId,
+    "verifier_id": VerifierId,
+    "rng_abi": RngAbi,
+    "precision": Precision,
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """``deterministic``: equal keys and context give equal proposals in every slot. ``quiet_ms``: how long after a PONG
+    an unwanted frame may still come. ``deadline_ms``: how long the harness waits for an answer that is due.
+    """
+
+    compatibility: Compatibility
+    deterministic: bool = False
+    quiet_ms: int = 0
+    deadline_ms: int = 5000
+
+    def parameters(self, epoch: int, **changes: Any) -> HelloParameters:
+        """The harness's side of HELLO."""
+        values: dict[str, Any] = {
+            "max_slots": 4,
+            "max_depth": 5,
+            "max_support": 32,
+            "max_in_flight": 4,
+            "context_credit_rows": 64,
+            "heartbeat_ms": 1000,
+            "step_deadline_ms": 1000,
+        }
+        return HelloParameters(self.compatibility, epoch, **(values | changes))
+
+
+def reference_facts() -> Facts:
+    """A small vocabulary and narrow taps."""
+    return Facts(
+        Compatibility(
+            vocab_size=1000,
+            token_map_hash=sha256(b"map").digest(),
+            draft_identity="reference-draft@1",
+            target_identity="reference-target@1",
+            tokenizer_hash=sha256(b"tokenizer").digest(),
+            tap_layers=(2, 14, 26),
+            tap_dtype=Dtype.BF16,
+            tap_width=8,
+        ),
+        deterministic=True,
+    )
+
+
+def facts_to_json(facts: Facts) -> str:
+    """The file that :func:`facts_from_file` reads."""
+    compatibility = {
+        name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(facts.compatibility).items()
+    }
+    rest = {name.name: getattr(facts, name.name) for name in fields(facts) if name.name != "compatibility"}
+    return json.dumps({"compatibility": compatibility, **rest}, indent=2)
+
+
+def facts_from_file(path: Path) -> Facts:
+    """Read a facts file. Raises ``ValueError`` with the name of the field that is wrong."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        given = dict(values.pop("compatibility"))
+    except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a facts file: {error}") from None
+    try:
+        for name, registry in _IDS.items():
+            if name in given:
+                given[name] = registry(given[name])
+        for name in ("token_map_hash", "tokenizer_hash"):
+            given[name] = bytes.fromhex(given[name])
+        given["tap_layers"] = tuple(given["tap_layers"])
+        return replace(Facts(Compatibility(**given)), **values)
+    except Exception as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,101 @@
+"""Reassembles frames from a byte stream, in one buffer that is reused.
+
+The bytes of a stream are received into the buffer itself and frames are handed out as views of it, so
+between the kernel and the connection nothing is copied. What is checked, before anything is sized by it: the
+whole prefix (magic, crc, version, type, limits) as soon as its 48 bytes are there. Invariants: memory follows
+bytes that have arrived, doubling, and never the length that a prefix announces; it never exceeds the frame
+limit; a bad prefix ends the stream, for there is no way to find the next frame. Frames are valid until
+``recycle``; the frames before a bad prefix still count. Spec: SPEC.md, section "Plain TCP mapping". Called by
+``stream`` for one connection; knows no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import RemoteProtocolError
+from ..limits import PREFIX_BYTES
+from ..prefix import read_prefix
+from ..registry import ErrorCode
+
+START_BYTES: Final = 16 * 1024
+"""Room for the handshake, for a heartbeat and for most sparse replies."""
+
+
+class FrameBuffer:
+    """One stream's receive buffer. ``grow(bytes)`` says whether the buffer may grow by that much.
+
+    Turns of use: ``recycle``, then ``room`` and ``add`` until frames come, or ``fault`` says why none will.
+    """
+
+    def __init__(self, frame_bytes_max: int, grow: Callable[[int], bool]) -> None:
+        self.fault: ErrorCode | None = None
+        self._limit = frame_bytes_max
+        self._grow = grow
+        self._storage = memoryview(bytearray(START_BYTES))
+        self._start = 0
+        self._end = 0
+        self._frame_bytes = 0
+        """Length of the frame at ``_start``; 0 while its prefix is incomplete."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory held."""
+        return len(self._storage)
+
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that has begun and not ended."""
+        return self._end - self._start
+
+    def recycle(self) -> None:
+        """Frames handed out so far are dead; their room is used again."""
+        if self._start:
+            rest = self.held
+            self._storage[:rest] = self._storage[self._start : self._end]
+            self._start, self._end = 0, rest
+
+    def room(self) -> memoryview:
+        """Where to receive next, after ``recycle``; empty, with ``fault`` set, when the buffer may not grow.
+
+        A large frame is received to its end and no further, so that little is left to move by ``recycle``.
+        """
+        if self._end == len(self._storage):
+            self._enlarge()
+        return self._storage[self._end : max(self._frame_bytes, START_BYTES)]
+
+    def _enlarge(self) -> None:
+        held = len(self._storage)
+        size = min(2 * held, self._frame_bytes)
+        if not self._grow(size - held):
+            self.fault = ErrorCode.LIMIT_EXCEEDED
+            return
+        larger = memoryview(bytearray(size))
+        larger[:held] = self._storage
+        self._storage = larger
+
+    def add(self, count: int) -> list[memoryview]:
+        """``count`` bytes were received into ``room``: the frames that are whole now."""
+        self._end += count
+        frames = []
+        while self.fault is None and self.held >= (self._frame_bytes or PREFIX_BYTES):
+            if not self._frame_bytes:
+                self._frame_bytes = self._next_length()
+                continue
+            end = self._start + self._frame_bytes
+            frames.append(self._storage[self._start : end].toreadonly())
+            self._start, self._frame_bytes = end, 0
+        return frames
+
+    def _next_length(self) -> int:
+        """Bytes of the frame at ``_start``; 0, with ``fault`` set, for a prefix that is damaged or too large."""
+        try:
+            length = read_prefix(self._storage[self._start : self._end]).frame_bytes
+        except RemoteProtocolError as error:
+            self.fault = error.code
+            return 0
+        if length > self._limit:
+            self.fault = ErrorCode.LIMIT_EXCEEDED
+            return 0
+        return length

@@ -1,0 +1,295 @@
+"""Plain TCP and TLS transports: ``plain+tcp://`` and ``tls+tcp://``.
+
+A thread that calls ``poll`` and ``send``, as for every transport, and no asyncio: the engine's round path is a
+plain thread that sends a STEP and sleeps in the socket until the reply comes, and an event loop under it
+would add two hand-overs to every round. Frames follow each other on the stream; the prefix says how long each
+is. Invariants: nothing is allocated for a length that a prefix merely announces; a bad or oversized prefix
+ends that connection, whose bytes are not drained; connections, queues and receive memory are bounded; a
+connection that sends no whole frame in time is closed; a client that lost its worker connects again, with
+pauses that grow. Frames are views of the connection's receive buffer: one copy, by the protocol connection
+into leased staging, is all that follows. Spec: SPEC.md, section "Plain TCP mapping".
+"""
+
+from __future__ import annotations
+
+import select
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from ..buffers import Buffer
+from .base import PeerFrame
+from .bounds import LinkCounters, LinkLimits
+from .dialer import Dialer, listen, wait_for
+from .endpoint import Address, parse_address
+from .frame_buffer import START_BYTES, FrameBuffer
+from .security import NO_SECURITY, Security, check_fits, check_listen
+from .stream import Stream, TlsStream
+from .tls import client_context, server_context
+
+_ACCEPT_BURST: Final = 16
+_SWEEP_S: Final = 0.5
+"""How often deadlines of connections are looked at."""
+
+
+class TcpClient:
+    """One connection to a worker. Implements ``ClientTransport``.
+
+    Raises :class:`TransportError` for an address or files that cannot be used, OSError for a name that does
+    not resolve. A worker that is not there yet is no error.
+    """
+
+    def __init__(self, endpoint: str, security: Security = NO_SECURITY, limits: LinkLimits | None = None) -> None:
+        check_fits(endpoint, security)
+        self.endpoint = endpoint
+        self._address = parse_address(endpoint)
+        self._limits = limits or LinkLimits()
+        self._tls = None if security.tls is None else client_context(security.tls)
+        self._dialer = Dialer(self._address)
+        self._stream: Stream | None = None
+        self._is_shut = False
+
+    def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        """Send ``frames`` in order, see ``ClientTransport``; waits up to ``timeout_ms`` for the connection."""
+        if not frames:
+            return True
+        until = time.monotonic() + timeout_ms / 1000
+        while not self._is_shut:
+            stream = self._advance()
+            remaining_ms = max(0.0, (until - time.monotonic()) * 1000)
+            if stream is not None and stream.is_ready:
+                return stream.send(frames, int(remaining_ms))
+            if remaining_ms <= 0:
+                return False
+            self._wait(remaining_ms)
+        return False
+
+    def poll(self, timeout_ms: int) -> list[memoryview]:
+        """Frames that have arrived, see ``ClientTransport``."""
+        until = time.monotonic() + timeout_ms / 1000
+        while not self._is_shut:
+            stream = self._advance()
+            remaining_ms = max(0.0, (until - time.monotonic()) * 1000)
+            is_due = stream is not None and stream.has_pending
+            if (is_due or self._wait(remaining_ms)) and stream is not None:
+                stream.advance()
+                frames = stream.receive()
+                if frames:
+                    self._dialer.settle()
+                    return frames
+            if remaining_ms <= 0:
+                break
+        return []
+
+    def close(self) -> None:
+        """Drop the connection; no other is made."""
+        self._is_shut = True
+        self._dialer.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _advance(self) -> Stream | None:
+        """The connection, after doing what can be done about one that is missing."""
+        stream = self._stream
+        if stream is not None and not stream.is_ready and not stream.is_closed:
+            stream.advance()
+            if not stream.is_ready and self._dialer.is_overdue():
+                stream.close()
+        if stream is not None and stream.is_closed:
+            self._stream = None
+            self._dialer.retry_later()
+        if self._stream is None:
+            self._connect()
+        return self._stream
+
+    def _connect(self) -> None:
+        connected = self._dialer.advance()
+        if connected is None:
+            return
+        buffer = FrameBuffer(self._limits.frame_bytes_max, lambda _: True)
+        self._stream = _make_stream(connected, buffer, self._limits, self._tls, self._address.host)
+        self._stream.advance()
+
+    def _wait(self, timeout_ms: float) -> bool:
+        """Sleep until something can have changed; whether the connection's socket is ready."""
+        if self._stream is None:
+            self._dialer.wait(timeout_ms)
+            return False
+        events = select.POLLIN | (select.POLLOUT if self._stream.wants_write else 0)
+        return wait_for(self._stream.socket, events, timeout_ms)
+
+
+class TcpServer:
+    """Listens on ``plain+tcp://`` or ``tls+tcp://``. Implements ``ServerTransport``.
+
+    Raises :class:`LocalProtocolError` AUTH_UNSUPPORTED for an address that other machines can reach without a
+    secret, :class:`TransportError` for an address or files that cannot be used, OSError when the address is
+    taken.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = "plain+tcp://127.0.0.1:0",
+        security: Security = NO_SECURITY,
+        limits: LinkLimits | None = None,
+    ) -> None:
+        check_fits(endpoint, security)
+        check_listen(endpoint, security)
+        address = parse_address(endpoint)
+        self.counters = LinkCounters()
+        self._limits = limits or LinkLimits()
+        self._tls = None if security.tls is None else server_context(security.tls)
+        self._listener = listen(address)
+        self._endpoint = str(Address(address.scheme, address.host, self._listener.getsockname()[1]))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._peers: dict[bytes, _Peer] = {}
+        self._serial = 0
+        self._receive_bytes = 0
+        self._next_sweep_s = 0.0
+
+    @property
+    def endpoint(self) -> str:
+        """The bound address."""
+        return self._endpoint
+
+    def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        """Send ``frames`` to ``peer``, see ``ServerTransport``."""
+        if not frames:
+            return True
+        found = self._peers.get(peer)
+        if found is None:
+            return False
+        sent = found.stream.send(frames, timeout_ms)
+        self._settle(found)
+        return sent
+
+    def poll(self, timeout_ms: int) -> list[PeerFrame]:
+        """Frames that have arrived, see ``ServerTransport``."""
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            now = time.monotonic()
+            self._sweep(now)
+            arrived = self._turn(max(0.0, min(until - now, _SWEEP_S)))
+            if arrived or time.monotonic() >= until:
+                return arrived
+
+    def close(self) -> None:
+        """Stop listening and drop every connection."""
+        for peer in list(self._peers.values()):
+            peer.stream.close()
+        self._peers.clear()
+        self._selector.close()
+        self._listener.close()
+
+    def _turn(self, timeout_s: float) -> list[PeerFrame]:
+        """Wait once, then serve every socket that is ready."""
+        pending = [peer for peer in self._peers.values() if peer.stream.has_pending]
+        arrived: list[PeerFrame] = []
+        for key, _ in self._selector.select(0 if pending else timeout_s):
+            if key.data is None:
+                self._accept()
+            elif key.data not in pending:
+                pending.append(key.data)
+        for peer in pending:
+            arrived += self._serve(peer)
+        return arrived
+
+    def _serve(self, peer: _Peer) -> list[PeerFrame]:
+        stream = peer.stream
+        stream.advance()
+        frames = stream.receive()
+        if frames:
+            peer.heard_s, peer.is_known = time.monotonic(), True
+        self.counters.bad_prefixes += stream.buffer.fault is not None
+        self._settle(peer)
+        return [PeerFrame(peer.name, frame) for frame in frames]
+
+    def _settle(self, peer: _Peer) -> None:
+        """After any use of a stream: forget it, or wait for what it waits for."""
+        if peer.stream.is_closed:
+            self._forget(peer)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.stream.wants_write else 0)
+        if events != peer.events:
+            self._selector.modify(peer.stream.socket, events, peer)
+            peer.events = events
+
+    def _forget(self, peer: _Peer) -> None:
+        del self._peers[peer.name]
+        self._receive_bytes -= peer.stream.buffer.capacity
+        # A closed socket has no descriptor any more, so the selector's own map has to be asked.
+        self._selector.unregister(peer.registered)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_BURST):
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:  # none is left, one went away, or the process may open no more files
+                return
+            if len(self._peers) >= self._limits.connections_max or not self._grow(START_BYTES):
+                self.counters.too_many_connections += 1
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            self._admit(accepted)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        self._serial += 1
+        stream = _make_stream(
+            accepted, FrameBuffer(self._limits.frame_bytes_max, self._grow), self._limits, self._tls, None
+        )
+        peer = _Peer(self._serial.to_bytes(8, "big"), stream, stream.socket.fileno(), time.monotonic())
+        self._peers[peer.name] = peer
+        self._selector.register(stream.socket, peer.events, peer)
+
+    def _grow(self, size: int) -> bool:
+        """Whether the connections may hold ``size`` more bytes of receive memory."""
+        if self._receive_bytes + size > self._limits.receive_bytes_max:
+            return False
+        self._receive_bytes += size
+        return True
+
+    def _sweep(self, now: float) -> None:
+        """Close the connections that owe a frame."""
+        if now < self._next_sweep_s:
+            return
+        self._next_sweep_s = now + _SWEEP_S
+        for peer in list(self._peers.values()):
+            allowed_ms = self._limits.idle_ms if peer.is_known else self._limits.first_frame_ms
+            if (now - peer.heard_s) * 1000 > allowed_ms:
+                self.counters.overdue += 1
+                peer.stream.close()
+                self._forget(peer)
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """One accepted connection; ``is_known`` once a whole frame has come. ``heard_s`` is of the last frame."""
+
+    name: bytes
+    stream: Stream
+    registered: int
+    heard_s: float
+    is_known: bool = False
+    events: int = selectors.EVENT_READ
+
+
+def _make_stream(
+    connected: socket.socket,
+    buffer: FrameBuffer,
+    limits: LinkLimits,
+    tls: ssl.SSLContext | None,
+    host: str | None,
+) -> Stream:
+    """The stream over a connected socket; ``host`` is the name that a server's certificate must have."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return Stream(connected, buffer, limits.queue_bytes_max)
+    wrap = partial(tls.wrap_socket, server_side=host is None, do_handshake_on_connect=False, server_hostname=host)
+    return TlsStream(connected, buffer, limits.queue_bytes_max, wrap)

@@ -1,0 +1,117 @@
+"""`dspark bench wire`: real rounds against processes of their own, every key is there, and ratios are of one turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dspark import wire_benchmark
+from dspark.wire_benchmark import DEPTH, TAP_ROWS, Round, Series
+from dspark.wire_benchmark_peers import TAP_LAYERS, TAP_WIDTH, Layout, plain_process
+
+VOCAB = 500
+CASES = ((Layout("sparse", 32, VOCAB), 2), (Layout("dense", 0, VOCAB), 1))
+TRANSPORTS = ("zmq", "tcp")
+UNITS = ("ratio", "us", "plain_us", "encode_us", "send_us", "wait_us", "validate_us", "stub_us")
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, object]:
+    return wire_benchmark.run(8, TRANSPORTS, CASES, trace=True)
+
+
+def test_every_case_has_its_keys(result: dict[str, object]) -> None:
+    quartiles = result["quartiles"]
+    assert isinstance(quartiles, dict)
+    cases = [f"{{}}_{transport}_{requests}" for _, requests in CASES for transport in TRANSPORTS]
+    names = [layout.name for layout, _ in CASES for _ in TRANSPORTS]
+    assert set(quartiles) == {
+        f"{name}_{case.format(unit)}" for name, case in zip(names, cases, strict=True) for unit in UNITS
+    }
+    for key, (low, high) in quartiles.items():
+        value = result[key]
+        assert isinstance(value, float), key
+        assert 0 <= low <= value <= high, key
+    assert (result["turns"], result["transports"], result["depth"]) == (8, list(TRANSPORTS), DEPTH)
+
+
+def test_the_bytes_are_those_of_steps_with_taps_and_of_whole_replies(result: dict[str, object]) -> None:
+    taps = TAP_ROWS * len(TAP_LAYERS) * TAP_WIDTH * 2
+    for layout, requests in CASES:
+        up, down = result[f"{layout.name}_bytes_up_{requests}"], result[f"{layout.name}_bytes_down_{requests}"]
+        assert isinstance(up, int)
+        assert isinstance(down, int)
+        assert requests * taps < up < requests * taps + 4096
+        rows = DEPTH * (16 + (8 * layout.support or 4 * VOCAB))
+        assert requests * rows < down < requests * (rows + 1024)
+
+
+def test_a_traced_round_keeps_nothing(result: dict[str, object]) -> None:
+    """Taps, rows and frames live in memory that was taken before: what a round adds is far less than one of them."""
+    for layout, requests in CASES:
+        for transport in TRANSPORTS:
+            kept = result[f"{layout.name}_kept_bytes_{transport}_{requests}"]
+            peak = result[f"{layout.name}_peak_bytes_{transport}_{requests}"]
+            assert isinstance(kept, int)
+            assert isinstance(peak, int)
+            assert kept < 1000
+            assert 0 < peak < 30_000
+
+
+def test_ratios_are_taken_inside_a_turn() -> None:
+    """Drift that doubles every time of a turn changes no ratio."""
+    rounds = [Round(3e-4 * s, 1e-4 * s, 0.5e-4 * s, 1e-4 * s, 0.5e-4 * s, 0.2e-4 * s) for s in (1, 2, 4)]
+    series = Series("tcp", rounds, [1e-4, 2e-4, 4e-4])
+    result: dict[str, object] = {}
+    quartiles: dict[str, list[float]] = {}
+    wire_benchmark._report(result, quartiles, series, "sparse", 4)
+    assert result["sparse_ratio_tcp_4"] == 3
+    assert quartiles["sparse_ratio_tcp_4"] == [3, 3]
+    assert result["sparse_us_tcp_4"] == 600
+    assert result["sparse_plain_us_tcp_4"] == 200
+    assert result["sparse_stub_us_tcp_4"] == 40
+
+
+def test_the_parts_of_a_round_are_the_round(result: dict[str, object]) -> None:
+    seen: list[Round] = []
+    layout = CASES[0][0]
+    with wire_benchmark._verifiers(layout, 2, ("tcp",)) as verifiers:
+        verifier = verifiers["tcp"]
+        seen += [verifier.round(verifier.prepare()) for _ in range(4)]
+        staging = verifier.connection.staging
+        assert staging is not None
+        assert all(lease.state.value == "free" for lease in staging.leases)
+    for one in seen:
+        assert one.encode + one.send + one.wait + one.validate == pytest.approx(one.total)
+        assert min(one.encode, one.send, one.wait, one.validate) > 0
+
+
+def test_processes_end_with_the_benchmark() -> None:
+    before = children()
+    with plain_process():
+        assert len(children() - before) >= 1
+    until = time.monotonic() + 10
+    while children() - before - resource_trackers():
+        assert time.monotonic() < until
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
+
+
+def resource_trackers() -> set[int]:
+    """The helper of Python's own that a spawned process brings; it ends with this process."""
+    return {pid for pid in children() if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_output_for_machines_and_for_people(result: dict[str, object]) -> None:
+    assert json.loads(wire_benchmark.as_json(result)) == result
+    lines = wire_benchmark.as_table(result).splitlines()
+    for name, requests, transport in (("sparse", "2", "zmq"), ("sparse", "2", "tcp"), ("dense", "1", "tcp")):
+        (line,) = (one for one in lines if one.split()[:3] == [name, requests, transport])
+        assert f"{result[f'{name}_ratio_{transport}_{requests}']:.2f}" in line.split()
+    assert sum("a round keeps" in line for line in lines) == 4
