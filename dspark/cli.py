@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from dspark import __version__, roles, wire_fuzz, wire_tools
+from dspark.wrong_usage import ConformanceGroup
 
 DEFAULT_SPECULATIVE = '{"method": "dspark"}'
 app = typer.Typer(
@@ -25,7 +26,9 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure: one command per benchmark, ratios from one run.")
 app.add_typer(bench_app, name="bench")
-conformance_app = typer.Typer(no_args_is_help=True, help="Hold a drafter, a verifier or a codec to the wire standard.")
+conformance_app = typer.Typer(
+    cls=ConformanceGroup, no_args_is_help=True, help="Hold a drafter, a verifier or a codec to the wire standard."
+)
 app.add_typer(conformance_app, name="conformance")
 wire_tools.register(conformance_app)
 wire_fuzz.register(app)

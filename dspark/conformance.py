@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dspark.errors import UserError
 from dspark_proto import HelloParameters
 from dspark_proto.conformance import (
+    Case,
     ExitCode,
     Facts,
     InProcess,
@@ -34,6 +35,7 @@ from dspark_proto.conformance import (
     exit_code,
     facts_from_file,
     merged,
+    reach,
     read_known_failures,
     reference_facts,
     run,
@@ -42,6 +44,7 @@ from dspark_proto.conformance import (
     select,
     summary,
 )
+from dspark_proto.conformance.doors import SCHEMES
 from dspark_proto.transports import PeerFrame
 
 WORKER_EPOCH = 77
@@ -65,33 +68,55 @@ Say = Callable[[str], None]
 
 def run_reference(options: RunOptions, say: Say) -> ExitCode:
     """`run --self`: the reference peers on every transport."""
-    cases = select(patterns=options.cases)
+    known, cases = _known(options.known_failures), _chosen(options.cases)
+    unknown = [name for name in options.transports if name not in SCHEMES]
+    if unknown:
+        raise UserError(f"--transport {unknown[0]}: use {', '.join(SCHEMES)}")
     report = run_self(cases, options.transports) if options.transports else run_self(cases)
-    return finish(report, options, say)
+    return finish(report, known, options, say)
 
 
 def run_testee(testee: Testee, name: str, options: RunOptions, say: Say) -> ExitCode:
-    """Cases of the testee's role."""
+    """Cases of the testee's role; the testee is closed at the end."""
     try:
-        results = run(testee, select(testee.role, options.cases))
+        known, cases = _known(options.known_failures), _chosen(options.cases, testee.role)
+        if testee.role is Role.DRAFTER:
+            reach(testee)
+        results = run(testee, cases)
     except Unreachable as error:
         say(f"{name}: {error}")
         return ExitCode.UNREACHABLE
     finally:
         testee.close()
-    return finish(merged(name, [results], {}), options, say)
+    return finish(merged(name, [results], {}), known, options, say)
+
+
+def _chosen(patterns: tuple[str, ...], role: Role | None = None) -> tuple[Case, ...]:
+    """The cases that `patterns` name. Raises `UserError` for a pattern that names none."""
+    for pattern in patterns:
+        if not select(role, [pattern]):
+            whose = "" if role is None else f" for a {role}"
+            raise UserError(f"--case {pattern}: no such case{whose} (dspark conformance list shows all)")
+    return select(role, patterns)
 
 
 def remote_drafter(address: str, facts: Path | None) -> Testee:
     """A drafter that listens at `address`; its facts come from a file."""
     if facts is None:
         raise UserError("--facts: a drafter is asked with its own identities: give its facts file (see the guide)")
-    return RemoteDrafter(address, _facts(facts))
+    try:
+        return RemoteDrafter(address, _facts(facts))
+    except Unreachable as error:
+        raise UserError(f"--drafter {error}") from None
 
 
 def remote_verifier(listen: str, facts: Path | None, say: Say) -> Testee:
     """A verifier that will connect to `listen`; it tells its identities itself."""
-    testee = RemoteVerifier(listen, replace(_facts(facts) if facts else reference_facts(), quiet_ms=20))
+    known = replace(_facts(facts) if facts else reference_facts(), quiet_ms=20)
+    try:
+        testee = RemoteVerifier(listen, known)
+    except (Unreachable, OSError, ValueError) as error:
+        raise UserError(f"--listen {listen}: {error}") from None
     say(f"listening at {testee.endpoint}: start the verifier now")
     return testee
 
@@ -112,16 +137,15 @@ def _known(path: Path | None) -> KnownFailures | None:
         raise UserError(f"--known-failures {path}: {error}") from None
 
 
-def finish(report: Report, options: RunOptions, say: Say) -> ExitCode:
-    """Print, write the report files, and decide the exit code."""
-    known = _known(options.known_failures)
+def finish(report: Report, known: KnownFailures | None, options: RunOptions, say: Say) -> ExitCode:
+    """Print, write the report files, and decide the exit code. A run that could judge nothing has not passed."""
     if options.report is not None:
         options.report.mkdir(parents=True, exist_ok=True)
         files = {"json": json.dumps(as_object(report), indent=1), "xml": as_junit(report), "html": as_html(report)}
         for ending, text in files.items():
             (options.report / f"report.{ending}").write_text(text, "utf-8")
     say(json.dumps(_short(report)) if options.as_json else summary(report))
-    return exit_code(report, known, strict=options.strict)
+    return exit_code(report, known, strict=options.strict) if report.results else ExitCode.UNREACHABLE
 
 
 def _short(report: Report) -> dict[str, Any]:
@@ -132,7 +156,7 @@ def _short(report: Report) -> dict[str, Any]:
 
 def selftest(cases: tuple[str, ...], *, as_json: bool, say: Say) -> ExitCode:
     """Planted bugs against the cases; see `dspark_proto.conformance.selftest`."""
-    found = run_selftest(select(patterns=cases))
+    found = run_selftest(_chosen(cases))
     killed = len(found.mutants) - len(found.survivors)
     idle, survivors, wrong = (
         [case.id for case in found.idle],
@@ -162,7 +186,7 @@ def selftest(cases: tuple[str, ...], *, as_json: bool, say: Say) -> ExitCode:
 
 def list_cases(patterns: tuple[str, ...], *, as_json: bool, say: Say) -> None:
     """Id, level, role, rule and title of each case."""
-    for case in select(patterns=patterns):
+    for case in _chosen(patterns):
         if as_json:
             values = (case.id, case.title, case.anchor, case.level.value, case.role.value, case.bug)
             say(json.dumps(dict(zip(("id", "title", "anchor", "level", "role", "bug"), values, strict=True))))

@@ -46,7 +46,7 @@ def test_the_families_and_levels_are_all_there() -> None:
     for name in ("PFX", "HEL", "STP", "ROW", "CMT", "GEN", "TMO", "VER", "TRN"):
         assert {(name, Role.DRAFTER), (name, Role.VERIFIER)} <= set(families), name
     others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("SEC", Role.DRAFTER)}
-    assert others | {("RNG", Role.DRAFTER)} <= set(families)
+    assert others | {("RNG", Role.DRAFTER), ("AUT", Role.DRAFTER)} <= set(families)
     assert {case.level for case in all_cases()} >= {Level.MUST, Level.SHOULD}
     assert all(case.bug and case.title for case in all_cases())
 
@@ -82,6 +82,15 @@ PAIRS = (
     ("drafter-no-digest", "DSP2-CTX-020"),
     ("drafter-draws-by-slot", "DSP2-RNG-001"),
     ("drafter-completion-first", "DSP2-STP-001"),
+    ("drafter-third-position", "DSP2-CMT-001"),
+    ("drafter-dormant-close", "DSP2-GEN-011"),
+    ("drafter-one-seal", "DSP2-AUT-001"),
+    ("drafter-optional-proof", "DSP2-AUT-002"),
+    ("drafter-generation-wraps", "DSP2-GEN-019"),
+    ("drafter-half-proof", "DSP2-AUT-004"),
+    ("drafter-keeps-challenge", "DSP2-AUT-005"),
+    ("drafter-own-proof", "DSP2-AUT-007"),
+    ("drafter-any-hello", "DSP2-AUT-008"),
     ("verifier-any-row", "DSP2-ROW-100"),
     ("verifier-no-row-crc", "DSP2-ROW-207"),
     ("verifier-no-reply-checksum", "DSP2-CMP-008"),
@@ -91,6 +100,10 @@ PAIRS = (
     ("verifier-believing", "DSP2-HEL-112"),
     ("verifier-old-generations", "DSP2-GEN-107"),
     ("verifier-more-credit", "DSP2-CTX-100"),
+    ("verifier-impatient", "DSP2-STP-101"),
+    ("verifier-by-session", "DSP2-GEN-105"),
+    ("verifier-by-arrival", "DSP2-TRN-101"),
+    ("verifier-more-rounds", "DSP2-HEL-105"),
 )
 
 
@@ -99,7 +112,37 @@ def test_a_planted_bug_is_found(mutant: str, case: str) -> None:
     assert finds(CASES[case], MUTANTS[mutant])
 
 
-OVER_A_TRANSPORT = ("HEL-001", "STP-021", "CMT-003", "LIV-001", "TRN-001", "ROW-300", "ROW-100", "GEN-106", "LIV-100")
+def test_a_case_is_vouched_for_by_a_specific_mutant_only() -> None:
+    (case,) = select(patterns=["DSP2-LIV-001"])
+    dead, specific = MUTANTS["drafter-pong-epoch"], MUTANTS["drafter-small-nonce"]
+    found = run_selftest([case], [dead])
+    assert (found.idle, found.survivors, found.dead) == ((case,), (), (dead,))
+    assert not found.holds
+    found = run_selftest([case], [dead, specific])
+    assert (found.idle, found.survivors) == ((), ())
+    assert found.holds
+
+
+def test_a_testee_without_a_secret_is_not_judged_by_the_cases_of_it() -> None:
+    testee = InProcess(Role.DRAFTER, reference_facts(), MUTANTS["drafter-leaks"].machine)
+    results = [run_case(testee, case) for case in select(patterns=["AUT"])]
+    assert {result.behaviour for result in results} == {Behaviour.UNSUPPORTED}
+    assert finds(CASES["DSP2-AUT-003"], MUTANTS["drafter-leaks"]) is False
+
+
+OVER_A_TRANSPORT = (
+    "HEL-001",
+    "AUT-001",
+    "AUT-005",
+    "STP-021",
+    "CMT-003",
+    "LIV-001",
+    "TRN-001",
+    "ROW-300",
+    "ROW-100",
+    "GEN-106",
+    "LIV-100",
+)
 
 
 @pytest.mark.parametrize("transport", ["zmq", "tcp"])

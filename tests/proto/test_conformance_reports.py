@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -159,6 +160,10 @@ def test_facts_survive_a_file(tmp_path: Any) -> None:
     path = tmp_path / "facts.json"
     path.write_text(facts_to_json(reference_facts()))
     assert facts_from_file(path) == reference_facts()
+    secret = replace(reference_facts(bytes(range(20))), binding="tcp")
+    path.write_text(facts_to_json(secret))
+    assert facts_from_file(path) == secret
+    assert "secret" not in repr(secret)
     path.write_text(facts_to_json(reference_facts()).replace('"vocab_size": 1000', '"vocab_size": 0'))
     with pytest.raises(ValueError, match="vocab_size"):
         facts_from_file(path)

@@ -14,7 +14,7 @@ from .matrix import as_html
 from .mutants import Mutant, gallery
 from .record import Case, Level, Role
 from .report import ExitCode, KnownFailures, as_junit, as_object, exit_code, read_known_failures, summary
-from .runner import Report, merged, run, run_case, run_codec
+from .runner import Report, merged, reach, run, run_case, run_codec
 from .self_run import run_self
 from .selftest import SelfTest, finds, run_selftest
 from .testees import InProcess, RemoteDrafter, RemoteVerifier, Served, Testee
@@ -53,6 +53,7 @@ __all__ = (
     "finds",
     "gallery",
     "merged",
+    "reach",
     "read_known_failures",
     "reference_facts",
     "run",

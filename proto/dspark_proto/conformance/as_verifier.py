@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from secrets import token_bytes
 from typing import Any
 
+from ..auth import Authentication
 from ..bodies import describe
 from ..buffers import Buffer
 from ..digest import prefix_digest
 from ..errors import ProtocolError
 from ..frame import Frame, decode_frame, encode_frame
-from ..hello import Accept, Hello, Reject
-from ..limits import NO_COMMIT
+from ..hello import Accept, Challenge, Hello, Reject
+from ..limits import AUTH_NONCE_BYTES, NO_COMMIT
 from ..messages import (
     STATUS_OK,
     Cancel,
@@ -133,14 +135,44 @@ class DrafterUnderTest:
         return self.facts.parameters(self.epoch)
 
     def answer_to(self, hello: Hello | bytes) -> Accept | Reject:
-        """Send a HELLO and take what comes; every slot of before is dead."""
+        """Send a HELLO, with a proof where the facts have a secret, and take what comes; every older slot is dead.
+
+        A HELLO that is given as bytes goes out as it is.
+        """
         self.slots = {}
+        if self.facts.secret and isinstance(hello, Hello) and not hello.auth:
+            return self._proven_answer(replace(hello, auth=token_bytes(AUTH_NONCE_BYTES)))
         self.send(hello if isinstance(hello, bytes) else encode_frame(hello))
         frame, raw = self.next("ACCEPT or REJECT")
         message = frame.message
         if not isinstance(message, Accept | Reject):
             raise Unmet("ACCEPT or REJECT", shown(frame), actual_frame=raw)
         return message
+
+    @property
+    def authentication(self) -> Authentication:
+        """Of the facts. Skips the case on a testee without a secret."""
+        found = self.facts.authentication
+        if found is None:
+            raise Unsupported("a secret")
+        return found
+
+    def challenged(self, hello: Hello) -> bytes:
+        """Send a HELLO that asks for a CHALLENGE; returns its nonce."""
+        self.send(encode_frame(hello))
+        frame, raw = self.expect(Challenge)
+        challenge = frame.message
+        assert isinstance(challenge, Challenge)
+        same("CHALLENGE echo", (hello.epoch, hello.serial), (challenge.verifier_epoch, challenge.serial), raw)
+        return challenge.nonce
+
+    def _proven_answer(self, hello: Hello) -> Accept | Reject:
+        """The whole of SPEC.md 6.1, the drafter's proof checked."""
+        nonce = self.challenged(hello)
+        answer = self.answer_to(bytes(encode_frame(self.authentication.proven(hello, nonce))))
+        if isinstance(answer, Accept) and not self.authentication.drafter_is_genuine(answer, hello, nonce):
+            raise Unmet("the drafter's proof in ACCEPT", answer.auth.hex() or "no proof")
+        return answer
 
     def hello(self, **changes: Any) -> Accept:
         """Connect."""

@@ -209,6 +209,8 @@ def comes_back(t: DrafterUnderTest) -> None:
     other.holds_nothing()
     other.open()
     other.round()
+    other.close()
+    t.round()
 
 
 @TRN.case(4, "HELLO, OPEN, CONTEXT and STEP in one piece", "REQ-TRN-1", "one frame for each read")
@@ -217,10 +219,12 @@ def in_one_piece(t: DrafterUnderTest) -> None:
     message, key = t.open_message()
     book = SlotBook(0, message.session, key.generation, message.support, message.lane)
     t.slots[0] = book
-    context = t.context_frame(0, 4)
-    book.end = 4
+    contexts = []
+    for _ in range(4):
+        contexts.append(t.context_frame(0, 1))
+        book.end += 1
     item = t.item()
-    t.send(encode_frame(message, key), context, t.step_frame(item))
+    t.send(encode_frame(message, key), *contexts, t.step_frame(item))
     book.round, book.end = item.round, item.anchor_position
     t.reply(item)
 

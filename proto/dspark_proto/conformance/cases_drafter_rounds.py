@@ -317,6 +317,9 @@ def _support(policy: SupportPolicy, t: DrafterUnderTest) -> None:
     reply = t.round()
     if max(reply.entries) > policy:
         raise Unmet(f"at most {int(policy)} entries", str(reply.entries))
+    if t.terms.max_slots > 1 and t.terms.max_support >= SupportPolicy.K16:
+        t.open(1, support=SupportPolicy.K1 if policy is SupportPolicy.K16 else SupportPolicy.K16)
+        t.round(1)
     t.round(accept=1)
 
 

@@ -406,7 +406,9 @@ CMP.add(
         _accepted,
         lambda reply: [
             reply.frames[0],
-            reply.with_completion(Key(1023, reply.key.generation, reply.key.round), reply_checksum=bytes(8)),
+            reply.with_completion(
+                Key(1000 + reply.key.slot, reply.key.generation, reply.key.round), reply_checksum=bytes(8)
+            ),
             reply.frames[1],
         ],
     ),

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from . import (
     cases_control,
+    cases_drafter_auth,
     cases_drafter_frame,
     cases_drafter_hello,
     cases_drafter_link,
@@ -28,6 +29,7 @@ _MODULES = (
     cases_control,
     cases_drafter_frame,
     cases_drafter_hello,
+    cases_drafter_auth,
     cases_drafter_slots,
     cases_drafter_rounds,
     cases_drafter_link,

@@ -8,18 +8,25 @@ line; never guesses a value.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
+from ..auth import Authentication
 from ..hello import Compatibility
+from ..limits import AUTH_NONCE_BYTES
 from ..negotiation import HelloParameters
 from ..registry import DraftLayout, Dtype, Precision, RngAbi, SemanticId, VerifierId
 
 DRAFTER_EPOCH = 0xD0
 VERIFIER_EPOCH = 0x5E
 """Process epochs of the reference peers."""
+
+REFERENCE_SECRET = bytes(range(32))
+"""Of the reference peers that have one."""
 
 _IDS: dict[str, type] = {
     "tap_dtype": Dtype,
@@ -34,13 +41,23 @@ _IDS: dict[str, type] = {
 @dataclass(frozen=True)
 class Facts:
     """``deterministic``: equal keys and context give equal proposals in every slot. ``quiet_ms``: how long after a PONG
-    an unwanted frame may still come. ``deadline_ms``: how long the harness waits for an answer that is due.
+    an unwanted frame may still come. ``deadline_ms``: how long the harness waits for an answer that is due. ``secret``:
+    what the testee asks proofs of, at least 16 bytes, or empty. ``binding``: what proofs are bound to (SPEC.md 6.1).
     """
 
     compatibility: Compatibility
     deterministic: bool = False
     quiet_ms: int = 0
     deadline_ms: int = 5000
+    secret: bytes = field(default=b"", repr=False)
+    binding: str = ""
+
+    @property
+    def authentication(self) -> Authentication | None:
+        """What the harness proves itself with; None without a secret."""
+        if not self.secret:
+            return None
+        return Authentication(self.secret, partial(token_bytes, AUTH_NONCE_BYTES), self.binding.encode())
 
     def parameters(self, epoch: int, **changes: Any) -> HelloParameters:
         """The harness's side of HELLO."""
@@ -56,7 +73,7 @@ class Facts:
         return HelloParameters(self.compatibility, epoch, **(values | changes))
 
 
-def reference_facts() -> Facts:
+def reference_facts(secret: bytes = b"") -> Facts:
     """A small vocabulary and narrow taps."""
     return Facts(
         Compatibility(
@@ -70,6 +87,7 @@ def reference_facts() -> Facts:
             tap_width=8,
         ),
         deterministic=True,
+        secret=secret,
     )
 
 
@@ -79,6 +97,7 @@ def facts_to_json(facts: Facts) -> str:
         name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(facts.compatibility).items()
     }
     rest = {name.name: getattr(facts, name.name) for name in fields(facts) if name.name != "compatibility"}
+    rest["secret"] = facts.secret.hex()
     return json.dumps({"compatibility": compatibility, **rest}, indent=2)
 
 
@@ -96,6 +115,7 @@ def facts_from_file(path: Path) -> Facts:
         for name in ("token_map_hash", "tokenizer_hash"):
             given[name] = bytes.fromhex(given[name])
         given["tap_layers"] = tuple(given["tap_layers"])
+        values["secret"] = bytes.fromhex(values.get("secret", ""))
         return replace(Facts(Compatibility(**given)), **values)
     except Exception as error:
         raise ValueError(f"{path}: {error}") from None

@@ -17,12 +17,13 @@ from .record import Role
 
 @dataclass(frozen=True)
 class Mutant:
-    """A peer with one bug. ``make`` builds a fresh one: a `PeerMachine`, or a `Codec`."""
+    """One bug. ``make`` builds a fresh one: a `PeerMachine`, or a `Codec`. ``secret``: it asks for a proof."""
 
     name: str
     role: Role
     bug: str
     make: Callable[[], Any] = field(repr=False)
+    secret: bool = False
 
     def machine(self) -> PeerMachine:
         """A network peer."""

@@ -19,6 +19,7 @@ from ..messages import Completion, ErrorMessage, Pong, Row, Stats, StepItem
 from ..prefix import Key
 from ..registry import ErrorCode, MessageType, Scope
 from ..rows import ReplyLayout
+from . import mutants_drafter_auth, mutants_drafter_rare
 from .dyadic import one_hot, pack
 from .facts import DRAFTER_EPOCH, reference_facts
 from .filters import again, block_filter, counted_as, fields, on, read, sealing
@@ -274,6 +275,7 @@ _REPLACED: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("no-digest", "does not check digests", partial(_Patched, no_digest=True)),
     ("never-expires", "keeps the slots of the dead", partial(_Patched, silence=0.0)),
     ("expires-early", "gives a busy verifier up", partial(_Patched, silence=5.0)),
+    ("small-buffer", "loses frames that arrive at once", partial(mutants_drafter_rare.SmallBuffer, reference)),
     ("one-state", "has one state for all connections", _one_for_all),
 )
 
@@ -283,10 +285,12 @@ def drafter_mutants() -> list[Mutant]:
     both = {"remembers": on(Accept, _keep_accept)}
     found = [
         Mutant(f"drafter-{name}", Role.DRAFTER, bug, partial(_shelled, incoming=change, outgoing=both.get(name)))
-        for name, bug, change in INCOMING
+        for name, bug, change in (*INCOMING, *mutants_drafter_rare.INCOMING)
     ]
     found += [
         Mutant(f"drafter-{name}", Role.DRAFTER, bug, partial(_shelled, incoming=_keep_session, outgoing=change))
-        for name, bug, change in _OUTGOING
+        for name, bug, change in (*_OUTGOING, *mutants_drafter_rare.OUTGOING)
     ]
-    return found + [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make) for name, bug, make in _REPLACED]
+    found += [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make) for name, bug, make in _REPLACED]
+    secrets = mutants_drafter_auth.KINDS
+    return found + [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make, secret=True) for name, bug, make in secrets]

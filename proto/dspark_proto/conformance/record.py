@@ -61,6 +61,11 @@ class Case:
         return REQUIREMENTS[self.anchor]
 
     @property
+    def needs_secret(self) -> bool:
+        """Only a testee that asks for proofs can be judged."""
+        return "secret" in self.tags
+
+    @property
     def family(self) -> str:
         """Three letters: PFX, CAN, ..."""
         return self.id.split("-")[1]
@@ -69,8 +74,9 @@ class Case:
 class Family:
     """Collects the cases of one family and role; numbers are given by hand, so that they never move."""
 
-    def __init__(self, name: str, role: Role) -> None:
+    def __init__(self, name: str, role: Role, tags: tuple[str, ...] = ()) -> None:
         self.name = name
+        self._tags = tags
         self.role = role
         self.cases: list[Case] = []
 
@@ -87,7 +93,7 @@ class Family:
     ) -> None:
         """One case; ``number`` is for ever."""
         name = f"DSP2-{self.name}-{number:03d}"
-        self.cases.append(Case(name, title, anchor, level, self.role, bug, script, tags))
+        self.cases.append(Case(name, title, anchor, level, self.role, bug, script, self._tags + tags))
 
     def case(
         self,

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import RemoteProtocolError
+from ..frame import encode_frame
 from ..messages import Ping
+from ..negotiation import hello_message
 from .as_codec import Codec, CodecUnderTest
 from .as_drafter import VerifierUnderTest
 from .as_verifier import DrafterUnderTest
@@ -88,6 +90,17 @@ def run(
     return results
 
 
+def reach(testee: Testee) -> None:
+    """A drafter must answer a first HELLO with anything. Raises `Unreachable`."""
+    link = testee.connect()
+    try:
+        link.send(encode_frame(hello_message(testee.facts.parameters(1), 1)))
+        if link.receive(testee.facts.deadline_ms) is None:
+            raise Unreachable(f"no answer to HELLO in {testee.facts.deadline_ms} ms")
+    finally:
+        link.close()
+
+
 def run_codec(codec: Codec, cases: Iterable[Case], transport: str = "none") -> list[CaseResult]:
     """Run the codec cases."""
     results = []
@@ -101,6 +114,9 @@ def run_codec(codec: Codec, cases: Iterable[Case], transport: str = "none") -> l
 
 def run_case(testee: Testee, case: Case) -> CaseResult:
     """One case on a fresh connection."""
+    if case.needs_secret and not testee.facts.secret:
+        nothing = _Findings(Behaviour.UNSUPPORTED, note="the testee does not offer a secret")
+        return nothing.result(case, testee.transport)
     if testee.role is Role.DRAFTER:
         return _run_drafter_case(testee, case)
     return _run_verifier_case(testee, case)

@@ -1,6 +1,6 @@
 """The harness judged: every mutant must be found, and every case must find one.
 
-A mutant vouches for a case only when it passes at least an eighth of a sample of the cases of its role; a peer that is
+A mutant vouches for a case only when it passes at least half of a sample of the cases of its role; a peer that is
 simply dead would otherwise vouch for every case. Not the whole matrix is run: for each case mutants are tried until
 one is found, those first that were found by its family. Called by the command line and by tests.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .as_codec import ReferenceCodec
 from .catalogue import all_cases
-from .facts import DRAFTER_EPOCH, VERIFIER_EPOCH, reference_facts
+from .facts import DRAFTER_EPOCH, REFERENCE_SECRET, VERIFIER_EPOCH, Facts, reference_facts
 from .mutants import Mutant, gallery
 from .record import Case, Level, Role
 from .reference_drafter import ReferenceDrafter
@@ -22,13 +22,13 @@ from .testees import InProcess, MachineFactory
 from .verdicts import Behaviour, CaseResult, Unreachable
 
 SAMPLE = 24
-"""Cases of each role by which a mutant is judged specific."""
+"""About how many cases of each role a mutant is judged specific by."""
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """``survivors``: mutants that no case found. ``idle``: cases that found no specific mutant. ``dead``: mutants that
-    fail more than seven eighths of a sample. ``wrong``: cases that the reference peers fail.
+    """``survivors``: mutants that no case found. ``idle``: cases that found no specific mutant. ``dead``: found
+    mutants that fail more than half of a sample. ``wrong``: cases that the reference peers fail.
     """
 
     cases: tuple[Case, ...]
@@ -49,11 +49,10 @@ class SelfTest:
         return not self.survivors and not self.idle_must and not self.wrong
 
 
-def reference_factory(role: Role) -> MachineFactory:
-    """Fresh reference peers of a role."""
-    facts = reference_facts()
+def reference_factory(role: Role, facts: Facts) -> MachineFactory:
+    """Fresh reference peers of a role, with the secret of ``facts`` (drafters only)."""
     if role is Role.DRAFTER:
-        return lambda: ReferenceDrafter(facts.parameters(DRAFTER_EPOCH))
+        return lambda: ReferenceDrafter(facts.parameters(DRAFTER_EPOCH, authentication=facts.authentication))
     return lambda: ReferenceVerifier(facts.parameters(VERIFIER_EPOCH))
 
 
@@ -61,9 +60,11 @@ def reference_results(cases: Iterable[Case]) -> list[CaseResult]:
     """All cases against the reference peers, in process."""
     chosen = list(cases)
     results = run_codec(ReferenceCodec(), chosen)
-    for role in (Role.DRAFTER, Role.VERIFIER):
-        testee = InProcess(role, reference_facts(), reference_factory(role))
-        results += [run_case(testee, case) for case in chosen if case.role is role]
+    for role, secret in ((Role.DRAFTER, b""), (Role.DRAFTER, REFERENCE_SECRET), (Role.VERIFIER, b"")):
+        facts = reference_facts(secret)
+        testee = InProcess(role, facts, reference_factory(role, facts))
+        mine = [case for case in chosen if case.role is role and case.needs_secret == bool(secret)]
+        results += [run_case(testee, case) for case in mine]
     return results
 
 
@@ -76,8 +77,11 @@ def _passes(mutant: Mutant, case: Case) -> bool:
     if mutant.role is Role.CODEC:
         (result,) = run_codec(mutant.codec(), [case])
     else:
+        if case.needs_secret and not mutant.secret:
+            return True
+        facts = reference_facts(REFERENCE_SECRET if mutant.secret else b"")
         try:
-            result = run_case(InProcess(mutant.role, reference_facts(), mutant.machine), case)
+            result = run_case(InProcess(mutant.role, facts, mutant.machine), case)
         except Unreachable:
             return False
     assert result.behaviour is not Behaviour.ERROR, f"{mutant.name} {case.id}: {result.note}"
@@ -87,31 +91,36 @@ def _passes(mutant: Mutant, case: Case) -> bool:
 class _Matrix:
     """Which case found which mutant, as far as it has been tried."""
 
-    def __init__(self, cases: Sequence[Case], mutants: Sequence[Mutant]) -> None:
-        self._cases = cases
+    def __init__(self, role: Role, cases: Sequence[Case], mutants: Sequence[Mutant]) -> None:
+        self._chosen = {case.id for case in cases}
         self._found: dict[tuple[str, str], bool] = {}
         self._order = list(mutants)
+        whole = [case for case in all_cases() if case.role is role]
+        step = max(1, len(whole) // SAMPLE)
+        self._sample = whole[step // 2 :: step]
         self.killed: set[str] = set()
+        self.dead: dict[str, bool] = {}
 
     def finds(self, case: Case, mutant: Mutant) -> bool:
         """Try, once."""
         key = case.id, mutant.name
         if key not in self._found:
             self._found[key] = finds(case, mutant)
-            if self._found[key]:
+            if self._found[key] and case.id in self._chosen:
                 self.killed.add(mutant.name)
         return self._found[key]
 
     def is_dead(self, mutant: Mutant) -> bool:
-        """Whether the mutant fails nearly everything in a sample."""
-        step = max(1, len(self._cases) // SAMPLE)
-        sample = self._cases[step // 2 :: step]
-        return 8 * sum(self.finds(case, mutant) for case in sample) > 7 * len(sample)
+        """Whether the mutant fails more than half of a sample of all cases of its role."""
+        if mutant.name not in self.dead:
+            failed = sum(self.finds(case, mutant) for case in self._sample)
+            self.dead[mutant.name] = 2 * failed > len(self._sample)
+        return self.dead[mutant.name]
 
-    def is_idle(self, case: Case, specific: set[str]) -> bool:
+    def is_idle(self, case: Case) -> bool:
         """Whether no specific mutant is found; the one that is goes to the front of the queue."""
         for mutant in self._order:
-            if mutant.name in specific and self.finds(case, mutant):
+            if self.finds(case, mutant) and not self.is_dead(mutant):
                 self._order.remove(mutant)
                 self._order.insert(0, mutant)
                 return False
@@ -124,12 +133,10 @@ def _run_role(
     """(survivors, idle cases, dead mutants) of one role."""
     mine = [case for case in cases if case.role is role]
     peers = [mutant for mutant in mutants if mutant.role is role]
-    matrix = _Matrix(mine, peers)
-    dead = [mutant for mutant in peers if matrix.is_dead(mutant)]
-    specific = {mutant.name for mutant in peers} - {mutant.name for mutant in dead}
+    matrix = _Matrix(role, mine, peers)
     idle = []
     for number, case in enumerate(mine, 1):
-        if matrix.is_idle(case, specific):
+        if matrix.is_idle(case):
             idle.append(case)
         if number % 50 == 0:
             tell(f"{role.value}: {number} of {len(mine)} cases judged")
@@ -138,7 +145,7 @@ def _run_role(
         for mutant in peers
         if mutant.name not in matrix.killed and not any(matrix.finds(c, mutant) for c in mine)
     ]
-    return survivors, idle, dead
+    return survivors, idle, [mutant for mutant in peers if matrix.dead.get(mutant.name)]
 
 
 def run_selftest(
