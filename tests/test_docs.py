@@ -163,6 +163,26 @@ def run_bench_acceptance(line: str, pair: TinyPair, endpoint: RunningEndpoint, t
     assert "accepted per position" in result.stdout
 
 
+def run_bench_wire(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    command = replaced(line, turns=8, transports="zmq")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    assert "zmq" in result.stdout
+
+
+def run_fuzz(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    command = replaced(line, frames=400, out=tmp / "findings")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    assert "escapes" in result.stdout
+
+
+def run_conformance(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    small = {"run": ["--transport", "inproc", "--case", "LIV"], "selftest": ["--case", "PFX"]}
+    command = [*replaced(line), *small.get(line.split()[2], [])]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    expected = {"list": "DSP2-", "show": "hunts:", "run": '"must_failed": 0', "selftest": '"mutants_killed"'}
+    assert expected[line.split()[2]] in result.stdout
+
+
 RUNNERS: dict[str, Callable[[str, TinyPair, RunningEndpoint, Path], None]] = {
     "make serve": run_make,
     "make test": run_make,
@@ -175,6 +195,12 @@ RUNNERS: dict[str, Callable[[str, TinyPair, RunningEndpoint, Path], None]] = {
     "dspark bench spec": run_bench,
     "dspark bench rows": run_bench_rows,
     "dspark bench acceptance": run_bench_acceptance,
+    "dspark bench wire": run_bench_wire,
+    "dspark fuzz": run_fuzz,
+    "dspark conformance list": run_conformance,
+    "dspark conformance show DSP2-ROW-100": run_conformance,
+    "dspark conformance run": run_conformance,
+    "dspark conformance selftest": run_conformance,
 }
 
 
