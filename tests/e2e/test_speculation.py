@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from dspark.block_verification import Branch
 from dspark.launch import LocalWorker
 from dspark.models.source import load_target, open_target
 from dspark.models.target import Segment
 from dspark.processors import SamplingPolicy, target_row
-from dspark.tickets import TOTAL
+from dspark.tickets import TOTAL, pick
 from tests.conftest import RunningEndpoint, TinyPair, run_endpoint
 
 PROMPT = [3, 14, 15, 92, 65, 35]
@@ -175,10 +176,13 @@ def sample_law(url: str, total: int, top_k: int) -> Counter[tuple[int, ...]]:
 SAMPLES = 700
 
 
-@pytest.fixture(scope="module")
-def cold_endpoint(tiny_pair: TinyPair, tiny_worker: LocalWorker) -> Iterator[RunningEndpoint]:
+@pytest.fixture(scope="module", params=["block", "standard"])
+def cold_endpoint(
+    request: pytest.FixtureRequest, tiny_pair: TinyPair, tiny_worker: LocalWorker
+) -> Iterator[RunningEndpoint]:
     """Drafts at another temperature than the target's: q is far from p, so that corrections matter."""
-    yield from run_endpoint(tiny_pair, tiny_worker.endpoint, tiny_pair.speculative(draft_temperature=0.4))
+    config = tiny_pair.speculative(draft_temperature=0.4, rejection_sample_method=request.param)
+    yield from run_endpoint(tiny_pair, tiny_worker.endpoint, config)
 
 
 def test_the_joint_law_of_three_tokens_is_the_targets(cold_endpoint: RunningEndpoint, tiny_pair: TinyPair) -> None:
@@ -191,8 +195,9 @@ def test_the_joint_law_of_three_tokens_is_the_targets(cold_endpoint: RunningEndp
 def test_a_planted_wrong_residual_is_caught(
     cold_endpoint: RunningEndpoint, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above can fail: with the correction drawn from p instead of max(p - q, 0), it does."""
+    """The test above can fail: with the correction drawn from p instead of what q leaves of it, it does."""
     law = target_law(tiny_pair, SamplingPolicy(1.0, top_k=3), 3)
     monkeypatch.setattr("dspark.verify.residual", lambda tickets, row, grid: tickets)
+    monkeypatch.setattr(Branch, "correction", lambda branch, u64: pick(branch.tickets, u64))
     statistic, df = chi_square(sample_law(cold_endpoint.url, SAMPLES, 3), law, SAMPLES)
     assert statistic > chi_square_limit(df)
