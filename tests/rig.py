@@ -177,7 +177,7 @@ class Rig:
 
     @property
     def link(self) -> DraftLink:
-        assert self.engine.link is not None
+        assert isinstance(self.engine.link, DraftLink)
         return self.engine.link
 
     def ask(
@@ -227,7 +227,7 @@ class Rig:
         """Nothing is held by anybody: the end of every test."""
         assert sorted(self.engine._free) == list(range(self.engine.settings.slots))
         assert self.link._leases == {}
-        assert self.link._waiting == set()
+        assert self.link._rounds == {}
         staging = self.link._connection.staging
         assert staging is None or all(lease.state.value == "free" for lease in staging.leases)
         if self.link.up:

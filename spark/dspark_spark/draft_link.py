@@ -8,8 +8,10 @@ refused the version before; a lease that the agreed version has no place for sta
 A round that is late or fails loses only its slot: the slot is reset and re-seeded, at once the first time, after a
 growing pause when it keeps happening, so that a slow worker does not cost a deadline per token.
 
-Invariants: every awaited proposal ends as ready or as one count in `discards`; no call blocks but `await_proposals`,
-which the step deadline bounds; nothing that a worker sends, or fails to send, raises here.
+Several rounds may be under way, for different slots: each `step` gives one, and `collect` waits for it alone.
+
+Invariants: every awaited proposal ends as ready or as one count in `discards`; no call blocks but `collect`, which the
+round's deadline bounds; nothing that a worker sends, or fails to send, raises here.
 
 Owned by the engine thread. It never decides anything about tokens.
 """
@@ -32,6 +34,7 @@ from dspark_proto import (
     Draining,
     ErrorCode,
     HelloParameters,
+    LeaseState,
     LocalProtocolError,
     PeerError,
     PeerSilent,
@@ -50,14 +53,15 @@ from dspark_proto import (
 from dspark_proto.limits import NO_COMMIT, STEP_ITEMS_MAX
 from dspark_proto.transports.base import ClientTransport
 from dspark_proto.transports.zmq import ZmqClient
-from dspark_spark.leases import NS, DraftLease, DraftRequest
+from dspark_spark.leases import NS, DraftLease, DraftRequest, DraftRound
 
 RETRY_S, RETRY_MAX_S = 0.5, 2.0
 MICRO = 1_000_000
+NS_PER_MS = 1_000_000
 
 
 class DraftLink:
-    """A `VerifierConnection` over a client transport (ZeroMQ by default), driven by the engine's clock."""
+    """A `VerifierConnection` over a client transport (ZeroMQ by default). A `DraftSource` of one worker."""
 
     def __init__(
         self,
@@ -65,7 +69,9 @@ class DraftLink:
         parameters: HelloParameters,
         deadline_ms: int,
         client: ClientTransport | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """`now_ns` is the clock of every deadline and pause; a simulation gives its own, with its own client."""
         self.up = False
         self.reconnects = 0
         self.generation_bumps = 0
@@ -76,8 +82,8 @@ class DraftLink:
         self._client = client or ZmqClient(endpoint)
         self._deadline_ms = deadline_ms
         self._leases: dict[int, DraftLease] = {}
-        self._ready: dict[int, ProposalReady] = {}
-        self._waiting: set[int] = set()
+        self._now_ns = now_ns
+        self._rounds: dict[int, DraftRound] = {}
         self._resets: dict[int, int] = {}
         self._next_hello_ns = 0
         self._hellos_unanswered = 0
@@ -86,17 +92,22 @@ class DraftLink:
         self._leaves_ns: int | None = None
         self._quarantined_epoch: int | None = None
 
-    @property
-    def max_depth(self) -> int:
-        """Deepest proposal that the worker takes; 0 while the link is down."""
+    def depth_limit(self, lease: DraftLease) -> int:
+        """Deepest proposal that the lease's worker takes; 0 while it is not there."""
         negotiated = self._connection.negotiated
         return negotiated.max_depth if self.up and negotiated else 0
 
-    @property
-    def max_in_flight(self) -> int:
-        """Proposals that one `step` may ask for; 0 while the link is down."""
-        negotiated = self._connection.negotiated
-        return negotiated.max_in_flight if self.up and negotiated else 0
+    def refusal(self, lease: DraftLease, asked: Sequence[DraftLease]) -> str:
+        """Why no STEP may ask for this lease now, beside those `asked` already; empty when one may.
+
+        May send context, as far as credit goes.
+        """
+        if not self.up:
+            return "worker_down"
+        if not self.can_draft(lease):
+            return "no_lease"
+        staging = self._connection.staging
+        return "" if staging is not None and len(asked) < staging.count(LeaseState.FREE) else "in_flight_limit"
 
     @property
     def drops(self) -> dict[str, int]:
@@ -120,7 +131,9 @@ class DraftLink:
         """Take what has arrived, let timers run, leave a draining worker, reconnect when it is time. Never blocks."""
         self._receive(0)
         self._expire()
-        now = time.monotonic_ns()
+        now = self._now_ns()
+        if any(now >= round_.until_ns for round_ in self._rounds.values()):
+            self._down("step_deadline")
         if self._leaves_ns is not None:
             self._leave(self._leaves_ns)
         self._revive(now)
@@ -137,7 +150,7 @@ class DraftLink:
     def release(self, lease: DraftLease) -> None:
         """The request is over."""
         self._leases.pop(lease.slot, None)
-        self._waiting.discard(lease.slot)
+        self._forget(lease.slot)
         if lease.open and self.up:
             self._tell(self._connection.close, lease.slot, Cause.FINISHED)
         lease.open = lease.lost = False
@@ -146,7 +159,7 @@ class DraftLink:
         """The worker holds this lease and has, or can take with the next STEP, every context row."""
         if not (self.up and lease.open) or lease.lost or self._leaves_ns is not None:
             return False
-        if time.monotonic_ns() < lease.ready_ns:
+        if self._now_ns() < lease.ready_ns:
             return False
         return self._feed(lease, keep=self._connection.parameters.max_depth + 1)
 
@@ -205,7 +218,7 @@ class DraftLink:
         self.generation_bumps += 1
         lease.lost, lease.replied = True, False
         lease.losses += 1
-        lease.retry_ns = time.monotonic_ns() + lease.pause_ns()
+        lease.retry_ns = self._now_ns() + lease.pause_ns()
 
     def _revive(self, now: int) -> None:
         """Renew and re-seed lost slots that are due; each then rests once more while the worker takes the context."""
@@ -225,14 +238,18 @@ class DraftLink:
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
-    def step(self, requests: Sequence[DraftRequest]) -> None:
-        """Ask for all requests' proposals; `can_draft` must have been True for each, `max_in_flight` bounds them."""
-        self._waiting = {r.lease.slot for r in requests}
-        self._ready = {}
+    def step(self, requests: Sequence[DraftRequest]) -> DraftRound:
+        """Ask for all requests' proposals; `refusal` must have been empty for each. Give the round to `collect`."""
+        now = self._now_ns()
+        round_ = DraftRound(now + self._deadline_ms * NS_PER_MS, {r.lease.slot for r in requests})
+        self._rounds |= dict.fromkeys(round_.waiting, round_)
         for start in range(0, len(requests), STEP_ITEMS_MAX):
             if self.up:
                 items = [self._item(r) for r in requests[start : start + STEP_ITEMS_MAX]]
-                self._tell(self._connection.step, items, time.monotonic_ns())
+                self._tell(self._connection.step, items, now)
+        if not self.up:
+            self._discard_rounds("send_failed")
+        return round_
 
     def _item(self, request: DraftRequest) -> StepItem:
         lease = request.lease
@@ -261,25 +278,24 @@ class DraftLink:
         """The key under which the worker draws what this STEP asked for; OPEN and RESET told it all but the round."""
         return Keys(request.lease.seed, generation=self._resets[request.lease.slot], round=request.round)
 
-    def await_proposals(self) -> dict[int, ProposalReady]:
-        """Proposals by slot, once every awaited slot has answered or the deadline is over. Bounded by the deadline."""
-        until = time.monotonic_ns() + self._deadline_ms * 1_000_000
-        while self._waiting and self.up:
-            now = time.monotonic_ns()
-            self._receive(self._wait_ms(until, now))
+    def collect(self, round_: DraftRound) -> dict[int, ProposalReady]:
+        """Proposals by slot, once every awaited slot has answered or the round's deadline is over."""
+        while round_.waiting:
+            now = self._now_ns()
+            self._receive(self._wait_ms(round_.until_ns, now))
             self._expire()
-            if self._waiting and now >= until:
+            if round_.waiting and now >= round_.until_ns:
                 self._down("step_deadline")
-        self._revive(time.monotonic_ns())
-        return self._ready
+        self._revive(self._now_ns())
+        return round_.ready
 
     def _wait_ms(self, until: int, now: int) -> int:
         """How long to sleep in the socket: to the deadline, but not past the connection's own timers (heartbeats)."""
         timer = self._connection.next_deadline_ns()
         return max(0, math.ceil((min(until, timer or until) - now) / 1e6))
 
-    def invalid(self, reason: str, cause: str = "invalid_row") -> None:
-        """A worker sent what passes every checksum and is wrong: quarantine this worker process.
+    def invalid(self, lease: DraftLease, reason: str, cause: str = "invalid_row") -> None:
+        """The lease's worker sent what passes every checksum and is wrong: quarantine this worker process.
 
         cause: "invalid_row" for rows that are no distribution, "audit_failed" for a token that is not its row's draw.
         Routine fallback would make a discard depend on drafted values, so this ends the link until another process
@@ -296,12 +312,12 @@ class DraftLink:
 
     def _receive(self, timeout_ms: int) -> None:
         for frame in self._client.poll(timeout_ms):
-            for event in self._connection.receive(frame, time.monotonic_ns()):
+            for event in self._connection.receive(frame, self._now_ns()):
                 self._on(event)
         self._flush()
 
     def _expire(self) -> None:
-        for event in self._connection.expire(time.monotonic_ns()):
+        for event in self._connection.expire(self._now_ns()):
             self._on(event)
         self._flush()
 
@@ -312,7 +328,7 @@ class DraftLink:
         elif frames and self._connection.state is VerifierState.PROOF_SENT:
             self._client.send(frames)
             # Time for the answer: another HELLO would void the proof that has just been sent.
-            self._next_hello_ns = time.monotonic_ns() + int(RETRY_MAX_S * NS)
+            self._next_hello_ns = self._now_ns() + int(RETRY_MAX_S * NS)
 
     def _send(self, frames: Sequence[memoryview]) -> bool:
         """Send, or go down: what a slot was told must have left, or the two ledgers would differ."""
@@ -341,7 +357,7 @@ class DraftLink:
                 self._accepted()
             case Rejected():
                 self._rejected(event)
-            case ProposalReady() if event.slot in self._waiting:
+            case ProposalReady() if event.slot in self._rounds:
                 self._take(event)
             case ProposalReady():
                 event.lease.release()
@@ -359,19 +375,30 @@ class DraftLink:
             case PeerError() if event.scope is Scope.CONNECTION:
                 self._down("peer_error")
             case Draining():
-                self._leaves_ns = time.monotonic_ns() + event.deadline_ms * 1_000_000
+                self._leaves_ns = self._now_ns() + event.deadline_ms * NS_PER_MS
 
     def _take(self, event: ProposalReady) -> None:
-        self._waiting.discard(event.slot)
-        self._ready[event.slot] = event
+        round_ = self._forget(event.slot)
+        assert round_ is not None
+        round_.ready[event.slot] = event
         lease = self._leases[event.slot]
         lease.losses, lease.replied = 0, True
 
     def _discard(self, slot: int, cause: str) -> None:
         """This round's proposal is gone."""
-        if slot in self._waiting:
+        if self._forget(slot) is not None:
             self.discards[cause] += 1
-            self._waiting.discard(slot)
+
+    def _discard_rounds(self, cause: str) -> None:
+        for slot in list(self._rounds):
+            self._discard(slot, cause)
+
+    def _forget(self, slot: int) -> DraftRound | None:
+        """The round that awaited the slot's proposal, which it does no more."""
+        round_ = self._rounds.pop(slot, None)
+        if round_ is not None:
+            round_.waiting.discard(slot)
+        return round_
 
     # -- up and down -------------------------------------------------------------------------------------------
 
@@ -417,11 +444,10 @@ class DraftLink:
 
     def _down(self, cause: str) -> None:
         """Discard what was awaited; the next handshake starts over. Harmless when the link is down already."""
-        for slot in list(self._waiting):
-            self._discard(slot, cause)
+        self._discard_rounds(cause)
         if self.up:
             self.generation_bumps += sum(lease.open for lease in self._leases.values())
-            self._next_hello_ns = time.monotonic_ns() + int(RETRY_S * NS)
+            self._next_hello_ns = self._now_ns() + int(RETRY_S * NS)
             self.last_error = self.last_error or f"the link to {self._endpoint} went down: {cause}"
         self.up = False
         self._leaves_ns = None

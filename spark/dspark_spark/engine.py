@@ -35,10 +35,9 @@ from dspark_spark.acceptance import judge, sample
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest
 from dspark_spark.batch import Batch, schedule, width
 from dspark_spark.depth import DepthPlanner, forward_timer
-from dspark_spark.draft_link import DraftLink
 from dspark_spark.early_stop import cut_proposals
 from dspark_spark.lanes import choose_lane
-from dspark_spark.leases import DraftLease, DraftRequest
+from dspark_spark.leases import DraftLease, DraftRequest, DraftSource
 from dspark_spark.metrics import Metrics
 from dspark_spark.proposals import Proposal, audit_proposal, read_proposal
 from dspark_spark.request_queue import Entry, RequestQueue, Sink
@@ -79,7 +78,7 @@ class Engine:
         settings: EngineSettings,
         metrics: Metrics,
         drafter: ResolvedDrafter | None = None,
-        link: DraftLink | None = None,
+        link: DraftSource | None = None,
     ) -> None:
         self.settings, self.metrics = settings, metrics
         self.drafter, self.link = drafter, link
@@ -267,7 +266,7 @@ class Engine:
         requests: list[DraftRequest] = []
         planned = self._plan(batch)
         for sequence, _ in batch.decoding:
-            depth, reason = self._depth(sequence, len(requests), planned.get(sequence.slot))
+            depth, reason = self._depth(sequence, [r.lease for r in requests], planned.get(sequence.slot))
             if depth:
                 tally.asked(depth)
                 requests.append(self._draft_request(sequence, depth))
@@ -275,9 +274,9 @@ class Engine:
                 tally.target_only[reason] += 1
         if not requests or self.link is None:
             return {}
-        self.link.step(requests)
+        round_ = self.link.step(requests)
         self.stopwatch.lap("send")
-        ready = self.link.await_proposals()
+        ready = self.link.collect(round_)
         drafting_s = max((event.draft_us for event in ready.values()), default=0) / 1e6
         self.stopwatch.split("drafter", drafting_s, rest="link")
         proposals = self._read(requests, ready)
@@ -295,9 +294,9 @@ class Engine:
         """Drafts that drafter, worker and the request's budgets allow."""
         if sequence.lease is None or self.link is None or self.drafter is None:
             return 0
-        return max(0, min(self.drafter.depth, self.link.max_depth, sequence.depth_limit()))
+        return max(0, min(self.drafter.depth, self.link.depth_limit(sequence.lease), sequence.depth_limit()))
 
-    def _depth(self, sequence: Sequence, asked: int, planned: int | None) -> tuple[int, str]:
+    def _depth(self, sequence: Sequence, asked: list[DraftLease], planned: int | None) -> tuple[int, str]:
         """How deep to draft, or 0 and why not. Looks at budgets, plan and link, never at tokens or confidences."""
         if sequence.lease is None or self.link is None or self.drafter is None:
             return 0, "speculation_off"
@@ -308,9 +307,8 @@ class Engine:
             return 0, "budget"
         if planned is not None and (depth := min(depth, planned)) == 0:
             return 0, "adaptive_depth"
-        if not self.link.can_draft(sequence.lease):
-            return 0, "no_lease"
-        return (depth, "") if asked < self.link.max_in_flight else (0, "in_flight_limit")
+        refusal = self.link.refusal(sequence.lease, asked)
+        return (0, refusal) if refusal else (depth, "")
 
     def _draft_request(self, sequence: Sequence, depth: int) -> DraftRequest:
         assert sequence.lease is not None
@@ -335,7 +333,7 @@ class Engine:
             try:
                 proposal = read_proposal(ready[slot], self._model.config.vocab_size)
             except RowError as error:
-                self.link.invalid(str(error))
+                self.link.invalid(request.lease, str(error))
             else:
                 if self._is_sound(request, proposal):
                     proposals[slot] = proposal
@@ -351,7 +349,7 @@ class Engine:
         report = audit_proposal(proposal, request.anchor_position, keys, self._audits)
         self.metrics.record_audits(report.passed, int(report.failure is not None))
         if report.failure is not None:
-            self.link.invalid(str(report.failure), "audit_failed")
+            self.link.invalid(request.lease, str(report.failure), "audit_failed")
         return report.failure is None
 
     def _verify(self, batch: Batch) -> ForwardResult:

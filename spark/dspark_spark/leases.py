@@ -1,16 +1,20 @@
-"""What the engine and its draft link hold of one request's drafting: the lease, and the request of one round.
+"""What the engine and its draft link hold of drafting: a request's lease, what it asks for in a round, and the round.
 
-Values only; `draft_link` decides when their state changes. Called by `engine`, `sequence` and `draft_link`.
+Values only; `draft_link` decides when their state changes. `DraftSource` is what the engine needs of a link, or of a
+pool of them. Called by `engine`, `sequence` and `draft_link`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
-from dspark_proto import EMPTY_DIGEST, Lane
+from dspark.philox import Keys
+from dspark_proto import EMPTY_DIGEST, Lane, ProposalReady
 
 LOSS_PAUSE_S, LOSS_PAUSE_MAX_S = 0.2, 5.0
 NS = 1_000_000_000
@@ -63,3 +67,64 @@ class DraftRequest:
     depth: int
     accepted_count: int | None
     commit_token: int
+
+
+@dataclass(slots=True, eq=False)
+class DraftRound:
+    """What one `step` asked for: slots still awaited, proposals by slot, and the monotonic time of its deadline."""
+
+    until_ns: int
+    waiting: set[int]
+    ready: dict[int, ProposalReady] = field(default_factory=dict)
+
+
+class DraftSource(Protocol):
+    """Where drafts come from. Owned by the engine thread; only `collect` may block, and no call raises for a worker's
+    fault. `discards` counts proposals that were asked for and never became ready, by cause; its owner clears it.
+    """
+
+    up: bool
+    reconnects: int
+    generation_bumps: int
+    discards: Counter[str]
+    last_error: str | None
+
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """Frames dropped by cause since start."""
+
+    def pump(self) -> None:
+        """Take what has arrived, let timers run, reconnect when it is time. Never blocks."""
+
+    def close(self) -> None:
+        """Give every lease back and close the sockets."""
+
+    def wait_up(self, timeout_s: float) -> bool:
+        """Wait, from another thread than the engine's, until a worker has accepted."""
+
+    def lease(self, lease: DraftLease) -> None:
+        """Take a lease for a request; a worker opens it as soon as one can."""
+
+    def release(self, lease: DraftLease) -> None:
+        """The request is over."""
+
+    def feed(self, lease: DraftLease) -> None:
+        """Send context rows ahead of the first STEP, as far as credit goes."""
+
+    def depth_limit(self, lease: DraftLease) -> int:
+        """Deepest proposal that the lease's worker takes; 0 while it is not there."""
+
+    def refusal(self, lease: DraftLease, asked: Sequence[DraftLease]) -> str:
+        """Why no STEP may ask for this lease now, beside those `asked` already; empty when one may."""
+
+    def step(self, requests: Sequence[DraftRequest]) -> DraftRound:
+        """Ask for all requests' proposals; `refusal` must have been empty for each."""
+
+    def collect(self, round_: DraftRound) -> dict[int, ProposalReady]:
+        """Proposals by slot, once every awaited slot has answered or the round's deadline is over."""
+
+    def proposal_keys(self, request: DraftRequest) -> Keys:
+        """The key under which the worker draws what the request's last STEP asked for."""
+
+    def invalid(self, lease: DraftLease, reason: str, cause: str = "invalid_row") -> None:
+        """The lease's worker sent what passes every checksum and is wrong: quarantine this worker process."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspark_spark.draft_link import DraftLink
+from dspark_spark.leases import DraftSource
 from dspark_spark.metrics import Metrics, RoundRecord
 
 
@@ -59,7 +59,7 @@ class LinkReporter:
         self._bumps = 0
         self._drops: dict[str, int] = {}
 
-    def publish(self, link: DraftLink) -> None:
+    def publish(self, link: DraftSource) -> None:
         self._metrics.set_worker_up(link.up)
         for _ in range(link.reconnects - self._reconnects):
             self._metrics.record_worker_reconnect()

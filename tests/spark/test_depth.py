@@ -233,9 +233,9 @@ def test_depth_falls_with_acceptance_in_the_middle_of_a_request(parts: Parts, mo
     asked: list[int] = []
     step = rig.link.step
 
-    def spy(requests: Any) -> None:
+    def spy(requests: Any) -> Any:
         asked.extend(r.depth for r in requests)
-        step(requests)
+        return step(requests)
 
     monkeypatch.setattr(rig.link, "step", spy)
     reader = rig.answer(PROMPT, temperature=1.0, seed=3, max_tokens=150)

@@ -12,6 +12,7 @@ from dspark.dyadic import Row
 from dspark.philox import Keys
 from dspark_proto import MessageType
 from dspark_spark.draft_link import DraftLink
+from dspark_spark.leases import DraftRound
 from dspark_workers.chain import Proposal
 from tests.rig import Parts, Reader, Rig, build_rig
 
@@ -65,17 +66,17 @@ def test_a_reset_after_the_reply_does_not_change_the_key_of_that_reply(
     """The slot fails while its proposal waits to be read: the generation moves on, the draws are those of before."""
     reader = rig.ask(PROMPT, **HOT)
     rig.turns(3)
-    await_proposals = DraftLink.await_proposals
+    collect = DraftLink.collect
 
-    def lose_then_return(self: DraftLink) -> Any:
-        ready = await_proposals(self)
+    def lose_then_return(self: DraftLink, round_: DraftRound) -> Any:
+        ready = collect(self, round_)
         self._lose(0)
         self._revive(1 << 62)
         return ready
 
     before = audits(rig)["passed"]
     with monkeypatch.context() as patch:
-        patch.setattr(DraftLink, "await_proposals", lose_then_return)
+        patch.setattr(DraftLink, "collect", lose_then_return)
         rig.turns(3)
     rig.finish(reader)
     assert audits(rig) == {"passed": reader.last.stats.verified}

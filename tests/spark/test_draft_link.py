@@ -87,7 +87,7 @@ def test_a_worker_that_comes_late_is_found_and_seeded(rig: Rig, undisturbed: lis
 def test_hello_is_repeated_ever_more_rarely(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_link, "RETRY_S", 0.5)
     now = 1_000_000_000_000
-    monkeypatch.setattr("dspark_spark.draft_link.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr(rig.link, "_now_ns", lambda: now)
     rig.wire.up = drop
     sent = []
     for tick in range(100):

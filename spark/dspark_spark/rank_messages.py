@@ -1,0 +1,143 @@
+"""What the ranks of one Spark group say to each other: frozen values, one class per message.
+
+Invariant: every message names the group epoch it belongs to, so that anything of an older group is known at
+once. Digests are XXH3-64 over the canonical encoding: equal values give equal digests on every rank. Used by
+``rank_agreement``, which holds all rules; carried by whatever joins the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from dspark_proto.canonical import encode_canonical
+from dspark_proto.checksums import xxh3_64_bytes
+
+
+class PlanItem(NamedTuple):
+    """One request's rows in a step: the anchor and ``depth`` drafts; target-only with ``depth`` 0.
+
+    ``proposal`` is the digest of the drafts that rank 0 validated (:attr:`ProposalCopy.digest`), 0 without any;
+    ``cause`` says why a proposal was discarded, "" when none was.
+    """
+
+    slot: int
+    session: int
+    generation: int
+    round: int
+    depth: int = 0
+    proposal: int = 0
+    cause: str = ""
+
+
+class DecisionItem(NamedTuple):
+    """What one round of the plan came to: ``accepted`` drafts survive and ``token`` follows them."""
+
+    slot: int
+    session: int
+    generation: int
+    round: int
+    accepted: int
+    token: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Rank 0 starts a group: forget every earlier epoch and rebuild from the committed prefixes."""
+
+    group_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """``rank`` has forgotten the earlier epochs and stands at the committed prefixes."""
+
+    group_epoch: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalCopy:
+    """The drafts of one validated reply, for the ranks that verify the same rows.
+
+    ``reply_checksum`` is the one of the COMPLETION: two replies with equal tokens and other rows differ.
+    """
+
+    group_epoch: int
+    slot: int
+    generation: int
+    round: int
+    tokens: tuple[int, ...]
+    reply_checksum: bytes = b""
+
+    @property
+    def digest(self) -> int:
+        """Identity of the drafts and the rows that they were drawn from."""
+        return _digest([self.slot, self.generation, self.round, list(self.tokens), self.reply_checksum])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The rows of step ``sequence``, the same on every rank."""
+
+    group_epoch: int
+    sequence: int
+    items: tuple[PlanItem, ...]
+
+    @property
+    def digest(self) -> int:
+        """Identity of the plan."""
+        return _digest([self.group_epoch, self.sequence, *map(list, self.items)])
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """``rank`` follows the plan; ``vetoes`` are the slots whose proposal it does not hold as planned."""
+
+    group_epoch: int
+    sequence: int
+    rank: int
+    plan_digest: int
+    vetoes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What every rank commits for step ``sequence``, all of it or nothing."""
+
+    group_epoch: int
+    sequence: int
+    plan_digest: int
+    items: tuple[DecisionItem, ...]
+
+    @property
+    def digest(self) -> int:
+        """Identity of the decision."""
+        return _digest([self.group_epoch, self.sequence, self.plan_digest, *map(list, self.items)])
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """``rank`` has committed the decision."""
+
+    group_epoch: int
+    sequence: int
+    rank: int
+    decision_digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """``rank`` cannot follow this epoch any more: the group must be formed anew."""
+
+    group_epoch: int
+    rank: int
+    cause: str
+
+
+RankMessage: TypeAlias = Form | Joined | ProposalCopy | Plan | Ack | Decision | Applied | Down
+
+
+def _digest(values: list) -> int:
+    return int.from_bytes(xxh3_64_bytes(encode_canonical(values)), "little")
