@@ -30,7 +30,7 @@ Show = Callable[[int, int, float], None]
 """Called with the frames and escapes so far and the seconds since the start."""
 
 _PROGRESS_SECONDS = 1.0
-_SUMS = ("frames", "accepted", "refused", "escapes", "trials", "traced_frames")
+_SUMS = ("frames", "mutated", "accepted", "refused", "escapes", "trials", "traced_frames")
 _MAXIMA = ("peak_traced_bytes", "max_frame_us")
 _COUNTERS = ("by_code", "by_mutation")
 
@@ -104,6 +104,7 @@ def _result(campaign: Campaign, seed: int, seconds: float, interrupted: bool) ->
     tally = campaign.tally
     return {
         "frames": tally.frames,
+        "mutated": tally.mutated,
         "accepted": tally.accepted,
         "refused": tally.refused,
         "by_code": dict(tally.by_code.most_common()),
@@ -203,7 +204,7 @@ def run_again(path: Path) -> str:
 
 
 def _table(result: dict[str, Any]) -> str:
-    shown = ("frames", "accepted", "refused", "escapes", "seconds", "frames_per_s", *_MAXIMA, "trials", "seed")
+    shown = (*_SUMS[:-2], "seconds", "frames_per_s", *_MAXIMA, "trials", "seed")
     lines = [f"{key:18} {result[key]:>14,}" for key in shown]
     lines += [f"  {name:24} {count:>12,}" for name, count in result["by_code"].items()]
     return "\n".join(lines)

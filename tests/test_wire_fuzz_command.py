@@ -17,7 +17,7 @@ from dspark import wire_fuzz
 from dspark_proto import DrafterConnection, MessageType
 
 KEYS = {
-    "frames", "accepted", "refused", "by_code", "escapes", "seconds", "frames_per_s", "peak_traced_bytes",
+    "frames", "mutated", "accepted", "refused", "by_code", "escapes", "seconds", "frames_per_s", "peak_traced_bytes",
     "traced_frames", "max_frame_us", "trials", "by_mutation", "seed", "jobs", "interrupted", "findings",
 }  # fmt: skip
 
@@ -89,6 +89,7 @@ def test_an_escape_is_saved_and_its_command_runs_it_again(app: typer.Typer, tmp_
 
 def test_a_repaired_finding_holds_and_another_file_is_refused(app: typer.Typer, tmp_path: Path) -> None:
     finding = {"kind": "exception", "detail": "x", "seed": 1, "batch": 2, "stage": "open", "deliveries": [[]]}
+    finding["terms"] = "v2"
     path = wire_fuzz.save(finding, tmp_path)
     held = run(app, "--replay", str(path))
     assert (held.exit_code, held.stdout.strip()) == (0, "the connections hold")
@@ -110,7 +111,7 @@ def test_jobs_share_the_batches_of_one_campaign(app: typer.Typer, tmp_path: Path
         run(app, "--frames", "1000", "--seed", "4", "--jobs", "2", "--json", "--out", str(tmp_path)).stdout
     )
     assert (two["jobs"], one["jobs"]) == (2, 1)
-    exact = ("frames", "accepted", "refused", "by_code", "by_mutation", "trials", "traced_frames", "escapes")
+    exact = ("frames", "mutated", "accepted", "refused", "by_code", "by_mutation", "trials", "traced_frames", "escapes")
     assert [two[key] for key in exact] == [one[key] for key in exact]
 
 

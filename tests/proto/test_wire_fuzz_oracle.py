@@ -19,6 +19,7 @@ from dspark_proto import (
     SlotState,
     SupportPolicy,
     VerifierState,
+    WireVersion,
     decode_frame,
     encode_canonical,
 )
@@ -40,6 +41,7 @@ from dspark_proto.fuzzing import trial as trial_module
 from dspark_proto.fuzzing.conversation import BYSTANDER, OTHER_SESSION, Stage, expected_at
 from dspark_proto.fuzzing.encoding import Seal, header_forms, scan, seal, uint_forms
 from dspark_proto.fuzzing.mutator import ANY_FRAME, WITH_BODIES, WITH_CONTROL, Mutation
+from dspark_proto.fuzzing.pair import SESSION, Terms
 from dspark_proto.fuzzing.specimens import Specimen, golden
 
 VECTORS = Path(__file__).parents[2] / "proto" / "vectors"
@@ -52,7 +54,8 @@ WITH_BODY = [one for one in POOL.apart if one.descriptors]
 
 def test_the_recorded_session_has_every_type_and_is_the_same_again() -> None:
     assert {decode_frame(parcel.frame).prefix.type for parcel in recorded()} == set(MessageType)
-    assert recorded.__wrapped__() == recorded()
+    for terms in Terms:
+        assert recorded.__wrapped__(SESSION, terms) == recorded(SESSION, terms)
     assert {one.frame for one in POOL.all} > {parcel.frame for parcel in recorded(OTHER_SESSION)}
 
 
@@ -67,6 +70,11 @@ STATES = {
     Stage.SECOND_ROUND: (VerifierState.ACTIVE, DrafterState.ACTIVE, SlotState.AWAITING),
     Stage.DORMANT: (VerifierState.ACTIVE, DrafterState.ACTIVE, SlotState.READY),
     Stage.DRAINING: (VerifierState.DRAINING, DrafterState.DRAINING, SlotState.READY),
+    Stage.CHALLENGED: (VerifierState.HELLO_SENT, DrafterState.CHALLENGED, None),
+    Stage.PROOF_SENT: (VerifierState.PROOF_SENT, DrafterState.CHALLENGED, None),
+    Stage.V1_OPEN: (VerifierState.ACTIVE, DrafterState.ACTIVE, SlotState.READY),
+    Stage.V1_IN_FLIGHT: (VerifierState.ACTIVE, DrafterState.ACTIVE, SlotState.AWAITING),
+    Stage.V1_REPLIED: (VerifierState.ACTIVE, DrafterState.ACTIVE, SlotState.READY),
 }
 
 
@@ -79,13 +87,18 @@ def test_stages_are_what_they_are_called(stage: Stage) -> None:
         assert pair.verifier.slot_state(0) is slot
     if stage is Stage.DORMANT:
         assert pair.verifier.slot_state(1) is SlotState.DORMANT
+    negotiated = pair.verifier.negotiated
+    if negotiated is not None:
+        assert (negotiated.version is WireVersion.V1_0) is stage.name.startswith("V1_")
     assert expected_at(stage)
     trial = Trial(pair)
     trial.probe()
     trial.close()
 
 
-@pytest.mark.parametrize("stage", [Stage.IN_FLIGHT, Stage.HALF_REPLY, Stage.SECOND_ROUND, Stage.DRAINING])
+@pytest.mark.parametrize(
+    "stage", [Stage.IN_FLIGHT, Stage.HALF_REPLY, Stage.SECOND_ROUND, Stage.DRAINING, Stage.V1_IN_FLIGHT]
+)
 def test_the_bystander_stays_in_its_round(stage: Stage) -> None:
     pair = staged(stage)
     assert pair.verifier.slot_state(BYSTANDER) is SlotState.AWAITING
@@ -447,6 +460,7 @@ def test_a_campaign_over_every_stage_finds_nothing() -> None:
         campaign.run(batch)
     assert [(one.kind, one.detail) for one in campaign.tally.findings] == []
     assert campaign.tally.peak_traced_bytes > 0
+    assert 0.7 * campaign.tally.frames < campaign.tally.mutated < 0.95 * campaign.tally.frames
     assert {code.counter for code in ErrorCode if code < ErrorCode.HELLO_REQUIRED} <= set(campaign.tally.by_code)
 
 

@@ -16,8 +16,8 @@ from random import Random
 from typing import Any, Final
 
 from .conversation import OTHER_SESSION, STAGES, Stage, conversation, expected_at, recorded, staged
-from .mutator import Mutant, Mutator
-from .pair import Pair, Parcel, Side
+from .mutator import UNCHANGED, Mutant, Mutator
+from .pair import SESSION, Pair, Parcel, Side, Terms
 from .specimens import Pool, Specimen, golden, specimens, type_of
 from .trial import Escape, Trial
 
@@ -29,6 +29,10 @@ state."""
 TRACED_EVERY: Final = 16
 """One batch in so many measures memory."""
 
+_SESSIONS: Final = (SESSION, OTHER_SESSION)
+_SPOKEN: Final = (Terms.V2, Terms.V2, Terms.V2, Terms.SECRET, Terms.V1)
+"""What a conversation chooses its terms from."""
+
 _CONVERSATION_SHARE: Final = 0.15
 _TICK_NS: Final = 400_000_000
 
@@ -37,8 +41,8 @@ _TICK_NS: Final = 400_000_000
 class Finding:
     """One escape: where it happened and all that is needed to see it again.
 
-    ``stage`` is None for a conversation. ``deliveries[i]`` are the (receiver, frame) that took the place of
-    the i-th frame of the conversation; in a stage everything is in ``deliveries[0]``.
+    ``stage`` is None for a conversation under ``terms``. ``deliveries[i]`` are the (receiver, frame) that took the
+    place of the i-th frame of the conversation; in a stage everything is in ``deliveries[0]``.
     """
 
     kind: str
@@ -47,6 +51,7 @@ class Finding:
     batch: int
     stage: str | None
     deliveries: tuple[tuple[Parcel, ...], ...]
+    terms: Terms = Terms.V2
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, frames as hex."""
@@ -57,6 +62,7 @@ class Finding:
             "seed": self.seed,
             "batch": self.batch,
             "stage": self.stage,
+            "terms": self.terms.value,
             "deliveries": turns,
         }
 
@@ -67,16 +73,19 @@ class Finding:
             tuple(Parcel(Side(to), bytes.fromhex(frame)) for to, frame in turn) for turn in values["deliveries"]
         )
         stage = None if values["stage"] is None else Stage(values["stage"]).value
-        return Finding(
-            str(values["kind"]), str(values["detail"]), int(values["seed"]), int(values["batch"]), stage, turns
-        )
+        kind, detail, terms = str(values["kind"]), str(values["detail"]), Terms(values["terms"])
+        return Finding(kind, detail, int(values["seed"]), int(values["batch"]), stage, turns, terms)
 
 
 @dataclass
 class Tally:
-    """Sums over batches; ``findings`` keeps the first of each (kind, detail)."""
+    """Sums over batches; ``findings`` keeps the first of each (kind, detail).
+
+    ``mutated`` of the ``frames`` were bent; the others were sent as they were made, in their place or out of it.
+    """
 
     frames: int = 0
+    mutated: int = 0
     accepted: int = 0
     refused: int = 0
     escapes: int = 0
@@ -115,8 +124,8 @@ class Campaign:
         self.seed = seed
         self.tally = Tally()
         extra = golden(vectors) if vectors else []
-        own = specimens(recorded())
-        self._pool: Final = Pool(own + specimens(recorded(OTHER_SESSION)) + extra)
+        own = [one for terms in Terms for session in _SESSIONS for one in specimens(recorded(session, terms))]
+        self._pool: Final = Pool(own + extra)
         self._next: Final = {stage: tuple(specimens(expected_at(stage))) for stage in STAGES}
 
     def run(self, batch: int) -> int:
@@ -161,12 +170,13 @@ class Campaign:
     def _mutants(self, mutator: Mutator, specimen: Specimen) -> Iterator[Parcel]:
         mutant: Mutant = mutator.mutant(specimen)
         self.tally.by_mutation[mutant.how] += 1
+        self.tally.mutated += 0 if mutant.how == UNCHANGED else len(mutant.frames)
         for frame in mutant.frames:
             yield Parcel(specimen.to, frame)
 
     def _talk(self, batch: int, mutator: Mutator, traced: bool) -> None:
         """One conversation over a bad link."""
-        pair = Pair()
+        pair = Pair(terms=mutator.rng.choice(_SPOKEN))
         trial = Trial(pair, bystander=False, traced=traced)
         turns: list[tuple[Parcel, ...]] = []
         link = _BadLink(mutator)
@@ -176,14 +186,22 @@ class Campaign:
                 _deliver_turn(trial, turns[-1])
             trial.probe()
         except Escape as escape:
-            self._found(escape, batch, None, tuple(turns))
+            self._found(escape, batch, None, tuple(turns), pair.terms)
         finally:
             trial.close()
             self.tally.add_trial(trial)
             self.tally.by_mutation.update(link.used)
+            self.tally.mutated += link.bent
 
-    def _found(self, escape: Escape, batch: int, stage: str | None, deliveries: tuple[tuple[Parcel, ...], ...]) -> None:
-        self.tally.add_finding(Finding(escape.kind, escape.detail, self.seed, batch, stage, deliveries))
+    def _found(
+        self,
+        escape: Escape,
+        batch: int,
+        stage: str | None,
+        deliveries: tuple[tuple[Parcel, ...], ...],
+        terms: Terms = Terms.V2,
+    ) -> None:
+        self.tally.add_finding(Finding(escape.kind, escape.detail, self.seed, batch, stage, deliveries, terms))
 
 
 def _turns(pair: Pair, trial: Trial) -> Iterator[Parcel]:
@@ -220,6 +238,7 @@ class _BadLink:
 
     def __init__(self, mutator: Mutator) -> None:
         self.used: Counter[str] = Counter()
+        self.bent = 0
         self._mutator = mutator
         self._held: list[Parcel] = []
 
@@ -246,12 +265,14 @@ class _BadLink:
             specimen = rng.choice(pool.all)
             return [Parcel(specimen.to, specimen.frame), parcel]
         specimen = rng.choice(pool.by_type.get(type_of(parcel.frame)) or pool.apart)
-        return [*(Parcel(parcel.to, frame) for frame in self._mutator.mutant(specimen).frames), parcel]
+        mutant = self._mutator.mutant(specimen)
+        self.bent += 0 if mutant.how == UNCHANGED else len(mutant.frames)
+        return [*(Parcel(parcel.to, frame) for frame in mutant.frames), parcel]
 
 
 def replay(finding: Finding) -> Escape | None:
     """Run a finding again; the escape that it causes now, None when the connections hold."""
-    pair = Pair() if finding.stage is None else staged(Stage(finding.stage))
+    pair = Pair(terms=finding.terms) if finding.stage is None else staged(Stage(finding.stage))
     trial = Trial(pair, bystander=finding.stage is not None, traced=finding.kind == "memory")
     try:
         if finding.stage is None:

@@ -3,7 +3,7 @@
 ``conversation`` makes the calls of both callers and yields each frame; whoever drives it delivers the frame,
 or something else. Invariants: every message type but REJECT, CHALLENGE and ERROR occurs (``recorded`` adds those); slot
 BYSTANDER stays in the round that it enters at Stage IN_FLIGHT; with perfect delivery the bytes are always the
-same. Called by ``campaign`` and the tests.
+same. A session may be under a shared secret, or of version 1; the script is one. Called by ``campaign`` and the tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..hello import Challenge, Reject
 from ..messages import ErrorMessage
 from ..prefix import Key
 from ..registry import Cause, ErrorCode, Scope
-from .pair import DRAFTER_EPOCH, SESSION, VERIFIER_EPOCH, Pair, Parcel, Side
+from .pair import DRAFTER_EPOCH, SESSION, VERIFIER_EPOCH, Pair, Parcel, Side, Terms
 
 BYSTANDER: Final = 3
 """The slot whose round no other slot's frame may touch."""
@@ -28,7 +28,10 @@ OTHER_SESSION: Final = 5000
 
 
 class Stage(Enum):
-    """States in which connections are fuzzed."""
+    """States in which connections are fuzzed.
+
+    CHALLENGED and PROOF_SENT are those under a secret: before and after the verifier has the drafter's challenge.
+    """
 
     FRESH = "fresh"
     HELLO_SENT = "hello_sent"
@@ -40,6 +43,26 @@ class Stage(Enum):
     SECOND_ROUND = "second_round"
     DORMANT = "dormant"
     DRAINING = "draining"
+    CHALLENGED = "challenged"
+    PROOF_SENT = "proof_sent"
+    V1_OPEN = "v1_open"
+    V1_IN_FLIGHT = "v1_in_flight"
+    V1_REPLIED = "v1_replied"
+
+    @property
+    def terms(self) -> Terms:
+        """What the two sides of a pair in this stage offer."""
+        if self in (Stage.CHALLENGED, Stage.PROOF_SENT):
+            return Terms.SECRET
+        return Terms.V1 if self in _IN_VERSION_1.values() else Terms.V2
+
+
+_IN_VERSION_1: Final = {
+    Stage.OPEN: Stage.V1_OPEN,
+    Stage.IN_FLIGHT: Stage.V1_IN_FLIGHT,
+    Stage.REPLIED: Stage.V1_REPLIED,
+}
+"""How a stage of the script is called in a session of version 1."""
 
 
 STAGES: Final = (*Stage, Stage.OPEN, Stage.IN_FLIGHT, Stage.IN_FLIGHT, Stage.HALF_REPLY, Stage.SECOND_ROUND)
@@ -48,10 +71,23 @@ STAGES: Final = (*Stage, Stage.OPEN, Stage.IN_FLIGHT, Stage.IN_FLIGHT, Stage.HAL
 
 def conversation(pair: Pair) -> Iterator[Parcel | Stage]:
     """Every frame of a session in order, and a Stage where one is reached."""
+    for step in _script(pair):
+        if isinstance(step, Stage) and pair.terms is Terms.V1:
+            yield _IN_VERSION_1.get(step, step)
+        else:
+            yield step
+
+
+def _script(pair: Pair) -> Iterator[Parcel | Stage]:
     yield Stage.FRESH
     (hello,) = pair.send(Side.DRAFTER, pair.verifier.hello, pair.now_ns)
     yield Stage.HELLO_SENT
     yield hello
+    if pair.terms is Terms.SECRET:
+        yield Stage.CHALLENGED
+        yield from pair.sent()
+        yield Stage.PROOF_SENT
+        yield from pair.sent()
     yield Stage.HELLO_RECEIVED
     yield from pair.sent()
     yield from _fill_slots(pair)
@@ -129,16 +165,16 @@ def perfect(pair: Pair, until: Stage | None = None) -> Iterator[Parcel]:
 
 def staged(stage: Stage) -> Pair:
     """A new pair in ``stage``."""
-    pair = Pair()
+    pair = Pair(terms=stage.terms)
     for _ in perfect(pair, stage):
         pass
     return pair
 
 
 @cache
-def recorded(session: int = SESSION) -> tuple[Parcel, ...]:
+def recorded(session: int = SESSION, terms: Terms = Terms.V2) -> tuple[Parcel, ...]:
     """All frames of one session, the reply to the bystander, and the types that a good session lacks."""
-    pair = Pair(session)
+    pair = Pair(session, terms)
     frames = list(perfect(pair))
     slot_key = Key(0, pair.verifier.generation(0), 1)
     reject = Reject(DRAFTER_EPOCH, VERIFIER_EPOCH, 1, ErrorCode.INCOMPATIBLE, "vocab_size", "1000", "999")
@@ -154,5 +190,5 @@ def recorded(session: int = SESSION) -> tuple[Parcel, ...]:
 @cache
 def expected_at(stage: Stage) -> tuple[Parcel, ...]:
     """The frames that a session delivers after ``stage``, soonest first: what its connections can use."""
-    before = sum(1 for _ in perfect(Pair(), stage))
-    return recorded()[before : before + 12]
+    before = sum(1 for _ in perfect(Pair(terms=stage.terms), stage))
+    return recorded(terms=stage.terms)[before : before + 12]

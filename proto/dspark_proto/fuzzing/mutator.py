@@ -58,6 +58,10 @@ WITH_BODIES: Final[tuple[Mutation, ...]] = (
 _SEALS: Final = (Seal.FULL, Seal.FULL, Seal.FULL, Seal.FULL, Seal.FULL, Seal.PREFIX, Seal.NONE)
 
 
+UNCHANGED: Final = "unchanged"
+"""How the frame of a mutant came about that is none."""
+
+
 class Mutant(NamedTuple):
     """Frames to deliver in order (two for a forged reply), and how they came about."""
 
@@ -77,7 +81,7 @@ class Mutator:
         """A mutant of ``specimen``, or now and then the specimen itself."""
         rng = self.rng
         if rng.random() < 0.1:
-            return Mutant((specimen.frame,), "unchanged", Seal.FULL)
+            return Mutant((specimen.frame,), UNCHANGED, Seal.FULL)
         closing = self._closing(specimen) if rng.random() < 0.2 else None
         if closing is not None:
             return Mutant(tuple(forged_reply(rng, specimen, closing)), "forged_reply", Seal.FULL)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from itertools import count
 from typing import Any, Final, NamedTuple
 
+from ..auth import Authentication
 from ..buffers import Buffer
 from ..digest import prefix_digest
 from ..drafter import DrafterConnection
@@ -35,7 +37,7 @@ from ..hello import Compatibility
 from ..limits import NO_COMMIT
 from ..messages import StepItem
 from ..negotiation import HelloParameters
-from ..registry import Dtype, ErrorCode, Lane, SupportPolicy
+from ..registry import Dtype, ErrorCode, Lane, SupportPolicy, WireVersion
 from ..verifier import ContextSend, VerifierConnection
 
 VERIFIER_EPOCH: Final = 100
@@ -53,7 +55,7 @@ POLICIES: Final = (
     (SupportPolicy.DENSE, Lane.RATIO),
     (SupportPolicy.K16, Lane.RATIO),
 )
-"""Support and lane of each slot."""
+"""Support and lane of each slot; in version 1 each is greedy with one entry."""
 
 Event = VerifierEvent | DrafterEvent
 
@@ -65,6 +67,14 @@ class Side(Enum):
     DRAFTER = "drafter"
 
 
+class Terms(Enum):
+    """What both sides offer: version 2, version 2 under a shared secret, or version 1."""
+
+    V2 = "v2"
+    SECRET = "secret"
+    V1 = "v1"
+
+
 class Parcel(NamedTuple):
     """A frame on its way to ``to``."""
 
@@ -72,8 +82,10 @@ class Parcel(NamedTuple):
     frame: bytes
 
 
-def hello_parameters(epoch: int) -> HelloParameters:
+def hello_parameters(epoch: int, terms: Terms = Terms.V2) -> HelloParameters:
     """Small valid parameters, the same on both sides."""
+    serial = count(epoch)
+    secret = Authentication(b"a secret of the fuzzer", lambda: next(serial).to_bytes(32, "little"))
     compatibility = Compatibility(
         vocab_size=VOCAB_SIZE,
         token_map_hash=hashlib.sha256(b"map").digest(),
@@ -85,7 +97,15 @@ def hello_parameters(epoch: int) -> HelloParameters:
         tap_width=8,
     )
     return HelloParameters(
-        compatibility, epoch, max_slots=4, max_depth=DEPTH, max_support=32, max_in_flight=4, dense_rows=True
+        compatibility,
+        epoch,
+        max_slots=4,
+        max_depth=DEPTH,
+        max_support=32,
+        max_in_flight=4,
+        dense_rows=terms is not Terms.V1,
+        versions=(WireVersion.V1_0 if terms is Terms.V1 else WireVersion.V2_0,),
+        authentication=secret if terms is Terms.SECRET else None,
     )
 
 
@@ -110,6 +130,7 @@ class Pair:
     """
 
     session: int = SESSION
+    terms: Terms = Terms.V2
     verifier: VerifierConnection = field(init=False)
     drafter: DrafterConnection = field(init=False)
     now_ns: int = 0
@@ -122,8 +143,8 @@ class Pair:
     outgoing: list[Parcel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.verifier = VerifierConnection(hello_parameters(VERIFIER_EPOCH))
-        self.drafter = DrafterConnection(hello_parameters(DRAFTER_EPOCH))
+        self.verifier = VerifierConnection(hello_parameters(VERIFIER_EPOCH, self.terms))
+        self.drafter = DrafterConnection(hello_parameters(DRAFTER_EPOCH, self.terms))
 
     def connection(self, side: Side) -> VerifierConnection | DrafterConnection:
         """The connection of ``side``."""
@@ -222,10 +243,13 @@ class Pair:
 
     def open(self, slot: int) -> list[Parcel]:
         """OPEN with the slot's policy."""
-        support, lane = POLICIES[slot]
+        support, lane = self._policy(slot)
         self._forget(slot)
         call = self.verifier.open
         return self.send(Side.DRAFTER, call, slot, self.session + slot, seed=-5, support=support, lane=lane)
+
+    def _policy(self, slot: int) -> tuple[SupportPolicy, Lane]:
+        return (SupportPolicy.K1, Lane.GREEDY) if self.terms is Terms.V1 else POLICIES[slot]
 
     def _forget(self, slot: int) -> None:
         self.history[slot], self.anchors[slot] = [], ANCHOR
@@ -258,7 +282,7 @@ class Pair:
             anchor_position=first + rows,
             prefix_digest=prefix_digest(tokens),
             depth=DEPTH,
-            lane=POLICIES[slot][1],
+            lane=self._policy(slot)[1],
             accepted_count=accepted,
             commit_token=0 if accepted == NO_COMMIT else anchor,
             tap_first=first,

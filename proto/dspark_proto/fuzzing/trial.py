@@ -214,7 +214,7 @@ class Trial:
 
     def _probe_bystander(self) -> None:
         pair = self.pair
-        good = [one.frame for one in recorded() if _is_reply_to_bystander(one.frame)]
+        good = [one.frame for one in recorded(terms=pair.terms) if _is_reply_to_bystander(one.frame)]
         if self._untouched(Side.DRAFTER):
             items = [item for item in pair.items if item.slot == BYSTANDER]
             sent = [parcel.frame for item in items for parcel in pair.reply(item)]
