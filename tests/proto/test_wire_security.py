@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from transport_ends import Keys, copies, make_keys, ping, send_up
+from transport_ends import copies, ping, send_up
 
 from dspark_proto import ErrorCode, LocalProtocolError
 from dspark_proto.transports import (
@@ -23,6 +23,7 @@ from dspark_proto.transports.curve import write_curve_keys
 from dspark_proto.transports.endpoint import Address, is_local, parse_address, scheme_of
 from dspark_proto.transports.security import check_listen, read_private, read_secret
 from dspark_proto.transports.zmq import ZmqServer
+from tests.link_keys import Keys, make_keys
 
 SECRET = b"0123456789abcdef"
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from transport_ends import Keys, context_frame, copies, make_keys, ping, receive_down, send_up, wait_until
+from transport_ends import context_frame, copies, ping, receive_down, send_up, wait_until
 
 from dspark_proto.transports import stream as streams
 from dspark_proto.transports.bounds import LinkLimits
 from dspark_proto.transports.endpoint import parse_address
 from dspark_proto.transports.frame_buffer import START_BYTES
 from dspark_proto.transports.tcp import TcpClient, TcpServer
+from tests.link_keys import Keys, make_keys
 
 LIMITS = LinkLimits(
     frame_bytes_max=2**20, connections_max=3, receive_bytes_max=2**20 + 4 * START_BYTES, queue_bytes_max=2**18,

@@ -14,12 +14,10 @@ import zmq
 from transport_ends import (
     KINDS,
     SOCKETS,
-    Keys,
     Kind,
     context_frame,
     copies,
     free_port,
-    make_keys,
     ping,
     receive_down,
     send_up,
@@ -46,6 +44,7 @@ from dspark_proto import (
 from dspark_proto.transports import ClientTransport, ServerTransport, open_client, open_server
 from dspark_proto.transports.inproc import QUEUE_FRAMES, InprocServer
 from dspark_proto.transports.zmq import PARTS_MAX, ZmqClient, ZmqServer
+from tests.link_keys import Keys, make_keys
 
 BIG_BYTES = 8 * 2**20
 
