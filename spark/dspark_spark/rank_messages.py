@@ -2,15 +2,16 @@
 
 Invariant: every message names the group epoch it belongs to, so that anything of an older group is known at
 once. Digests are XXH3-64 over the canonical encoding: equal values give equal digests on every rank. Used by
-``rank_agreement``, which holds all rules; carried by whatever joins the ranks.
+``rank_leader`` and ``rank_follower``, which hold all rules; carried by whatever joins the ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
-from dspark_proto.canonical import encode_canonical
+from dspark_proto.canonical import Value, encode_canonical
 from dspark_proto.checksums import xxh3_64_bytes
 
 
@@ -136,8 +137,32 @@ class Down:
     cause: str
 
 
+VETO: Final = "veto"
+"""Cause of a proposal that some rank does not hold as planned."""
+
 RankMessage: TypeAlias = Form | Joined | ProposalCopy | Plan | Ack | Decision | Applied | Down
 
 
-def _digest(values: list) -> int:
-    return int.from_bytes(xxh3_64_bytes(encode_canonical(values)), "little")
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a call asks of its caller; ``messages`` are (rank to send to, message).
+
+    Leader: ``agreed`` are the plan's items with vetoed proposals discarded, to be decided; ``resolved`` is
+    committed on every other rank: commit and emit it. Follower: ``plan`` is to be run; ``apply`` is to be
+    committed, then ``RankFollower.applied`` called. ``failed``: the epoch is over, for this cause, and every
+    round of the unresolved step is dead.
+    """
+
+    messages: tuple[tuple[int, RankMessage], ...] = ()
+    agreed: tuple[PlanItem, ...] | None = None
+    resolved: Decision | None = None
+    plan: Plan | None = None
+    apply: Decision | None = None
+    failed: str = ""
+
+
+NOTHING: Final = Turn()
+
+
+def _digest(values: Sequence[object]) -> int:
+    return int.from_bytes(xxh3_64_bytes(encode_canonical(cast("list[Value]", values))), "little")
