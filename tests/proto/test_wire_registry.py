@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dspark_proto import limits, registry
+from dspark_proto.canonical import ARRAY_LENGTH_MAX
+from dspark_proto.drafter_sessions import _SILENT
 from dspark_proto.frame import MESSAGES
 from dspark_proto.prefix import MAGIC, MAJOR, MINOR
 from dspark_proto.states import DRAFTER_RECEIVES, VERIFIER_RECEIVES
@@ -53,7 +55,7 @@ def test_capability_bits_are_the_ids_of_the_table() -> None:
 
 def test_every_list_in_the_toml_is_compared() -> None:
     lists = {name for name, value in TOML.items() if isinstance(value, list)}
-    assert lists == {*ENUMERATIONS, "error", "reserved"}
+    assert lists == {*ENUMERATIONS, "error", "limit", "reserved"}
 
 
 def test_reserved_ids_are_not_in_use() -> None:
@@ -61,9 +63,22 @@ def test_reserved_ids_are_not_in_use() -> None:
         assert row["id"] not in {int(member) for member in ENUMERATIONS[row["registry"]]}
 
 
-@pytest.mark.parametrize("name", TOML["limits"])
-def test_limit(name: str) -> None:
-    assert getattr(limits, name.upper()) == TOML["limits"][name]
+def test_limits_equal_their_table() -> None:
+    """In both directions; the width of an integer and the prefix's "no slot" are no limits of the protocol."""
+    named = {row["name"].upper(): row["value"] for row in TOML["limit"]}
+    apart = {"U8_MAX", "U16_MAX", "U32_MAX", "U64_MAX", "SLOT_NONE", "NANOSECONDS_PER_MS"}
+    code = {name: value for name, value in vars(limits).items() if name.isupper() and name not in apart}
+    assert named == code | {"CONTROL_ARRAY_MAX": ARRAY_LENGTH_MAX}
+
+
+def test_what_is_only_counted_is_never_told() -> None:
+    """`via` in the table is what the drafter does."""
+    via = {registry.ErrorCode[row["name"]]: row["via"] for row in TOML["error"]}
+    assert {via[code] for code in _SILENT} == {"count"}
+    slot_codes = {code for code in registry.ErrorCode if 64 <= code < 96 and via[code] == "count"}
+    assert slot_codes == _SILENT | {registry.ErrorCode.LATE}
+    assert {via[code] for code in registry.ErrorCode if 70 <= code < 80} == {"ERROR"}
+    assert set(via.values()) == {"count", "ERROR", "REJECT", "COMPLETION", "local"}
 
 
 def test_protocol_constants() -> None:
