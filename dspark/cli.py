@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from dspark import __version__, roles, wire_fuzz, wire_tools
+from dspark.chaos import command as chaos_command
 from dspark.wrong_usage import ConformanceGroup
 
 DEFAULT_SPECULATIVE = '{"method": "dspark"}'
@@ -31,7 +32,6 @@ conformance_app = typer.Typer(
 )
 app.add_typer(conformance_app, name="conformance")
 wire_tools.register(conformance_app)
-wire_fuzz.register(app)
 
 
 def _device(value: str) -> str:
@@ -44,6 +44,18 @@ def _dtype(value: str) -> str:
     if value not in ("auto", "fp32", "bf16"):
         raise typer.BadParameter("use 'auto', 'fp32' or 'bf16'")
     return value
+
+
+class RequestGroups(StrEnum):
+    """How many groups of requests take turns on the link."""
+
+    AUTO = "auto"
+    ONE = "1"
+    TWO = "2"
+
+    @property
+    def number(self) -> int | None:
+        return None if self is RequestGroups.AUTO else int(self.value)
 
 
 Target = Annotated[
@@ -66,6 +78,10 @@ Deadline = Annotated[int, typer.Option(min=1, max=600_000, help="Milliseconds to
 AuditRate = Annotated[float, typer.Option(min=0, max=1, help="Share of the drafted tokens whose draw is repeated.")]
 AdaptiveDepth = Annotated[
     bool, typer.Option("--adaptive-depth", help="Choose depths by past acceptance and measured step times.")
+]
+Groups = Annotated[
+    RequestGroups,
+    typer.Option("--request-groups", help="Groups of requests that take turns on the link; 'auto' measures."),
 ]
 ApiKeys = Annotated[Path | None, typer.Option(help="File with one API key a line; without it none is asked for.")]
 SecretFile = Annotated[
@@ -125,26 +141,43 @@ def serve(
     draft_deadline_ms: Deadline = 1000,
     audit_rate: AuditRate = 1.0,
     adaptive_depth: AdaptiveDepth = False,
+    request_groups: Groups = RequestGroups.AUTO,
     api_key_file: ApiKeys = None,
-    restart_worker: Annotated[bool, typer.Option(help="Start the worker again when it dies.")] = True,
+    workers: Annotated[
+        int, typer.Option(min=1, max=16, help="Drafter worker processes; requests are shared out among them.")
+    ] = 1,
+    restart_worker: Annotated[bool, typer.Option(help="Start a worker again when it dies.")] = True,
 ) -> None:
-    """Everything on this machine: the endpoint, the Spark verifier, and a drafter worker in its own process."""
+    """Everything on this machine: the endpoint, the Spark verifier, and drafter workers in processes of their own.
+
+    With --workers 2 the requests of a worker that dies are taken over by the other one at once.
+    """
     endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
-    with roles.local_worker(machine, speculative, restart=restart_worker) as worker:
+    with roles.local_workers(machine, speculative, workers, restart=restart_worker) as started:
         roles.say(f"loading the target {target!r} ({machine.dtype}, {device}, {machine.threads} threads)")
         spark = roles.build_spark(
-            machine, speculative, worker.endpoint if worker else None, draft_deadline_ms,
-            audit_rate=audit_rate, adaptive_depth=adaptive_depth,
+            machine, speculative, [worker.endpoint for worker in started], draft_deadline_ms,
+            audit_rate=audit_rate, adaptive_depth=adaptive_depth, request_groups=request_groups.number,
         )  # fmt: skip
-        if worker:
+        for worker in started:
             worker.wait_ready()
         roles.serve_endpoint(spark, endpoint)
 
 
 @app.command()
 def spark(
-    worker: Annotated[str, typer.Option(help="Address of the drafter worker, e.g. tcp://10.0.0.7:7777.")],
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a drafter worker, e.g. tcp://10.0.0.7:7777; repeat it for several."),
+    ] = None,
+    workers_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with one worker a line, ADDRESS [DRAFTER_DIRECTORY], '#' comments; looked at once a second: "
+            "a new line joins, the worker of a missing line is drained."
+        ),
+    ] = None,
     target: Target = "embedded",
     speculative: Speculative = DEFAULT_SPECULATIVE,
     host: Host = "127.0.0.1",
@@ -157,6 +190,7 @@ def spark(
     draft_deadline_ms: Deadline = 1000,
     audit_rate: AuditRate = 1.0,
     adaptive_depth: AdaptiveDepth = False,
+    request_groups: Groups = RequestGroups.AUTO,
     api_key_file: ApiKeys = None,
     secret_file: SecretFile = None,
     curve_secret_key: CurveSecretKey = None,
@@ -166,15 +200,25 @@ def spark(
     tls_key: TlsKey = None,
     allow_v1: AllowV1 = False,
 ) -> None:
-    """A Spark verifier with the endpoint, whose drafter worker runs elsewhere (`dspark worker`)."""
+    """A Spark verifier with the endpoint, whose drafter workers run elsewhere (`dspark worker`).
+
+    Name them with --worker, or in a file that may be edited while this runs. Requests are shared out among the workers;
+    those of a worker that dies go on with another one, or without drafts until there is one. No request notices.
+    """
+    if bool(worker) == (workers_file is not None):
+        raise typer.BadParameter(
+            "give the drafter's address (repeat it for several), or a --workers-file FILE, and not both",
+            param_hint="--worker",
+        )
     security = roles.link_security(
         secret_file, (curve_secret_key, curve_server_key), (tls_ca, tls_certificate, tls_key)
     )
     endpoint = roles.Endpoint(host, port, api_key_file)
     machine = roles.prepare_machine(target, device, dtype, threads, slots, max_context)
     built = roles.build_spark(
-        machine, speculative, worker, draft_deadline_ms,
-        audit_rate=audit_rate, adaptive_depth=adaptive_depth, security=security, allow_v1=allow_v1,
+        machine, speculative, worker, draft_deadline_ms, workers_file=workers_file,
+        audit_rate=audit_rate, adaptive_depth=adaptive_depth, request_groups=request_groups.number,
+        security=security, allow_v1=allow_v1,
     )  # fmt: skip
     roles.serve_endpoint(built, endpoint)
 
@@ -329,6 +373,33 @@ def bench_wire(
     typer.echo(wire_benchmark.as_json(result) if as_json else wire_benchmark.as_table(result))
 
 
+@bench_app.command("overlap")
+def bench_overlap(
+    target: Target = "embedded",
+    speculative: Speculative = DEFAULT_SPECULATIVE,
+    threads: Threads = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="Interleaved repetitions; medians are over these.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens per answer.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """One group of requests against two in turn, over links with 0 to 20 ms added to a round trip."""
+    machine = roles.prepare_machine(target, "cpu", "fp32", threads, 8, 512)
+    from dspark_spark import overlap_benchmark as overlap
+
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with roles.local_worker(machine, speculative, restart=False, log=log) as worker:
+        if worker is None:
+            raise typer.BadParameter("num_speculative_tokens is 0: there is nothing to overlap")
+        worker.wait_ready()
+        options = overlap.OverlapOptions(repetitions=repetitions, max_tokens=max_tokens)
+        result = overlap.run(
+            lambda address: roles.build_spark(machine, speculative, address, 5000), worker.endpoint, options, log
+        )
+    typer.echo(overlap.as_json(result) if as_json else overlap.as_table(result))
+
+
 @bench_app.command("acceptance")
 def bench_acceptance(
     target: Target = "embedded",
@@ -448,6 +519,10 @@ def conformance_show(case: Annotated[str, typer.Argument(help="Id of a case, e.g
     from dspark import conformance
 
     conformance.show(case, typer.echo)
+
+
+wire_fuzz.register(app)
+chaos_command.register(app)
 
 
 @app.command()

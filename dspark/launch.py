@@ -35,13 +35,26 @@ def free_port() -> int:
         return port
 
 
-class LocalWorker:
-    """A supervised `dspark worker`. `arguments` are its command-line options without `--listen`."""
+def stop_all(workers: Sequence[LocalWorker]) -> None:
+    """Ask all to end, then wait for each: they drain at the same time."""
+    for worker in workers:
+        worker.ask_to_stop()
+    for worker in workers:
+        worker.stop()
 
-    def __init__(self, arguments: Sequence[str], *, restart: bool, log: Callable[[str], None] = print) -> None:
+
+class LocalWorker:
+    """A supervised `dspark worker`. `arguments` are its command-line options without `--listen`; `name` begins the
+    lines that it logs.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, restart: bool, log: Callable[[str], None] = print, name: str = "worker"
+    ) -> None:
         self._arguments = list(arguments)
         self._restart = restart
         self._log = log
+        self._name = name
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._spawning = threading.Lock()
@@ -83,17 +96,23 @@ class LocalWorker:
 
     def stop(self) -> None:
         """Ask the child to end, by its own process id; kill it when it does not."""
-        with self._spawning:
-            self._stopping.set()
-            process = self._process
+        self.ask_to_stop()
+        process = self._process
         if process is None or process.poll() is not None:
             return
-        process.terminate()
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def ask_to_stop(self) -> None:
+        """Tell the child to end, once, and start it no more; returns at once."""
+        with self._spawning:
+            asked = self._stopping.is_set()
+            self._stopping.set()
+        if not asked and self._process is not None and self._process.poll() is None:
+            self._process.terminate()
 
     def _spawn(self) -> None:
         self._ready.clear()
@@ -113,7 +132,7 @@ class LocalWorker:
                 self._was_ready = True
                 self._ready.set()
             self._tail = [*self._tail[-40:], line]
-            self._log(f"[worker] {line}")
+            self._log(f"[{self._name}] {line}")
 
     def _watch(self) -> None:
         """Restart the child with a growing pause while it keeps dying."""
@@ -126,7 +145,7 @@ class LocalWorker:
             if self._stopping.is_set() or not self._restarts():
                 return
             pause = RESTART_FIRST_S if time.monotonic() - started > 30 else min(RESTART_MAX_S, pause * 2)
-            self._log(f"[worker] ended with code {code}; starting it again in {pause:.1f} s")
+            self._log(f"[{self._name}] ended with code {code}; starting it again in {pause:.1f} s")
             if self._stopping.wait(pause):
                 return
             with self._spawning:

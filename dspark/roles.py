@@ -7,7 +7,7 @@ set up the process. `Machine` is what all roles on one machine share.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,20 +92,37 @@ def local_worker(
     machine: Machine, speculative: str, *, restart: bool, log: Callable[[str], None] = say, copy: bool = True
 ) -> Iterator[launch.LocalWorker | None]:
     """A worker process for the block's duration; None when speculation is off."""
+    with local_workers(machine, speculative, 1, restart=restart, log=log, copy=copy) as workers:
+        yield workers[0] if workers else None
+
+
+@contextmanager
+def local_workers(
+    machine: Machine,
+    speculative: str,
+    count: int,
+    *,
+    restart: bool,
+    log: Callable[[str], None] = say,
+    copy: bool = True,
+) -> Iterator[list[launch.LocalWorker]]:
+    """`count` worker processes for the block's duration; none when speculation is off."""
     check_device(machine.device)
     resolved = resolve_drafter(machine.target, speculative)
     if resolved is None:
         log("speculation is off (num_speculative_tokens 0): no drafter is loaded")
-        yield None
+        yield []
         return
     arguments = [*_worker_arguments(machine, resolved.directory), *([] if copy else ["--no-copy"])]
-    worker = launch.LocalWorker(arguments, restart=restart, log=log)
-    log("starting the drafter worker in its own process")
-    worker.start()
+    names = ["worker"] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
+    workers = [launch.LocalWorker(arguments, restart=restart, log=log, name=name) for name in names]
+    log("starting the drafter worker" + (" in its own process" if count == 1 else f"s, {count} processes"))
     try:
-        yield worker
+        for worker in workers:
+            worker.start()
+        yield workers
     finally:
-        worker.stop()
+        launch.stop_all(workers)
 
 
 def _worker_arguments(machine: Machine, drafter: Path) -> list[str]:
@@ -177,15 +194,21 @@ def run_worker(
 def build_spark(
     machine: Machine,
     speculative: str,
-    worker: str | None,
+    worker: str | Sequence[str] | None,
     deadline_ms: int,
     *,
+    workers_file: Path | None = None,
     audit_rate: float = 1.0,
     adaptive_depth: bool = False,
+    request_groups: int | None = None,
     security: Security | None = None,
     allow_v1: bool = False,
 ) -> Spark:
-    """Load the target and connect the link (which comes up by itself once the worker answers)."""
+    """Load the target and connect the workers (each comes up by itself once it answers).
+
+    worker: an address or several, None for none; or `workers_file`, which is followed once the endpoint runs.
+    request_groups: groups of requests that take turns on the link, 1 or 2; None measures which is quicker.
+    """
     check_device(machine.device)
     from dspark import speculative as speculation
     from dspark_proto.transports import Security
@@ -196,6 +219,7 @@ def build_spark(
         SparkSettings(
             target=machine.target,
             worker=worker,
+            workers_file=workers_file,
             speculative=speculation.parse(speculative),
             device=machine.device,
             dtype=machine.dtype,
@@ -209,6 +233,7 @@ def build_spark(
                 threads=machine.threads,
                 audit_rate=audit_rate,
                 adaptive_depth=adaptive_depth,
+                request_groups=request_groups,
             ),
         )
     )
@@ -230,6 +255,8 @@ def serve_endpoint(spark: Spark, endpoint: Endpoint) -> None:
     except (OSError, ValueError) as error:
         raise UserError(f"--api-key-file: {error}") from None
     spark.engine.start()
+    if spark.watch is not None:
+        spark.watch.start()
     if spark.engine.link is not None and not spark.engine.link.wait_up(LINK_WAIT_S):
         say(f"the drafter worker does not answer yet (target-only until it does): {spark.engine.link.last_error}")
     try:
@@ -240,6 +267,8 @@ def serve_endpoint(spark: Spark, endpoint: Endpoint) -> None:
             on_listening=lambda port: say(ready_line(endpoint.host, port, spark.model_name)),
         )
     finally:
+        if spark.watch is not None:
+            spark.watch.stop()
         spark.engine.stop()
 
 

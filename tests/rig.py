@@ -26,8 +26,10 @@ from dspark_proto import Buffer, Compatibility, HelloParameters, MessageType
 from dspark_proto.transports.base import PeerFrame
 from dspark_spark.api import Delta, GenerateRequest, SamplingParams
 from dspark_spark.draft_link import DraftLink
+from dspark_spark.draft_pool import DraftPool
 from dspark_spark.engine import Engine, EngineSettings
 from dspark_spark.metrics import Metrics
+from dspark_spark.pool_members import Member
 from dspark_workers.worker import Worker
 
 LENGTH = 256
@@ -87,6 +89,7 @@ class Wire:
     """Client transport whose peer is `worker`. up, down: hooks that see each frame and may change, drop or repeat it.
 
     connected False: nothing is taken, as with no TCP connection. frozen: frames wait, as before a stopped process.
+    post: replies by peer that nobody has fetched; wires to one worker share it, and have a peer name each.
     """
 
     worker: Worker
@@ -97,6 +100,7 @@ class Wire:
     sent: list[MessageType] = field(default_factory=list)
     peer: bytes = b"spark"
     closed: bool = False
+    post: dict[bytes, list[bytes]] = field(default_factory=dict)
     _stuck: list[bytes] = field(default_factory=list)
     _arrived: list[bytes] = field(default_factory=list)
 
@@ -139,8 +143,9 @@ class Wire:
         self.worker.receive([PeerFrame(self.peer, memoryview(f)) for f in frames], time.monotonic_ns())
         self.worker.draft_pending()
         self.worker.expire(time.monotonic_ns())
-        for _, replies in self.worker.outbox():
-            self._arrived += [out for reply in replies for out in self.down(bytes(reply))]
+        for peer, replies in self.worker.outbox():
+            self.post.setdefault(peer, []).extend(bytes(reply) for reply in replies)
+        self._arrived += [out for reply in self.post.pop(self.peer, []) for out in self.down(reply)]
 
 
 @dataclass
@@ -226,18 +231,100 @@ class Rig:
     def check_idle(self) -> None:
         """Nothing is held by anybody: the end of every test."""
         assert sorted(self.engine._free) == list(range(self.engine.settings.slots))
-        assert self.link._leases == {}
-        assert self.link._rounds == {}
-        staging = self.link._connection.staging
-        assert staging is None or all(lease.state.value == "free" for lease in staging.leases)
-        if self.link.up:
-            assert all(slot.state.value == "free" for slot in self.link._connection._slots)
+        assert self.engine._under_way == []
+        check_link_idle(self.link)
 
     def check_books(self) -> None:
         """Drafted tokens are verified or discarded, proposals likewise, and accepted ones were verified."""
         verified = self.total("spec_decode_num_verified_tokens_total")
         assert self.total("spec_decode_num_accepted_tokens_total") <= verified
         assert verified <= self.total("spec_decode_num_draft_tokens_total")
+
+
+@dataclass
+class PoolRig(Rig):
+    """An engine with a pool; `wires[i]` leads to worker i. `wire` is the first."""
+
+    wires: list[Wire] = field(default_factory=list)
+    deadline_ms: int = 2000
+    hello: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def pool(self) -> DraftPool:
+        assert isinstance(self.engine.link, DraftPool)
+        return self.engine.link
+
+    def link_of(self, index: int) -> DraftLink:
+        """The link over `wires[index]`."""
+        return next(w.link for w in self.pool._workers if w.link._client is self.wires[index])
+
+    def member(self, wire: Wire, drafter: str = "") -> Member:
+        """What makes the pool use `wire`; its address is "memory N", N its place among the wires."""
+        if wire not in self.wires:
+            self.wires.append(wire)
+        parameters = self.parts.parameters(**self.hello)
+        return Member(f"memory {self.wires.index(wire)}", parameters, self.deadline_ms, lambda: wire, drafter)
+
+    def leases(self) -> list[int]:
+        """Leases of each worker, in the order of the pool."""
+        return [status.leases for status in self.pool.workers]
+
+    def states(self) -> list[str]:
+        return [status.state for status in self.pool.workers]
+
+    def check_idle(self) -> None:
+        """Nothing is held by anybody, on either side of any wire: the end of every test."""
+        assert sorted(self.engine._free) == list(range(self.engine.settings.slots))
+        assert self.engine._under_way == []
+        assert self.pool._seats == {}
+        for worker in self.pool._workers:
+            check_link_idle(worker.link)
+        for wire in self.wires:
+            if wire.connected and not wire.frozen:
+                wire._turn()
+                assert wire.worker.free_slots == wire.worker._state.slots
+
+    def check_books(self) -> None:
+        """Every proposal that was asked for was verified, discarded by cause, or belongs to a request that left."""
+        super().check_books()
+        asked = self.total("spec_decode_num_drafts_total")
+        discarded = self.total("proposal_discards_total")
+        assert discarded <= asked
+
+
+def build_pool_rig(
+    parts: Parts,
+    workers: Sequence[Worker] | int = 2,
+    *,
+    deadline_ms: int = 2000,
+    settings: EngineSettings | None = None,
+    wires: Sequence[Wire] = (),
+    now_ns: Callable[[], int] = time.monotonic_ns,
+    **hello: object,
+) -> PoolRig:
+    """`workers`: worker processes, or how many; or `wires` to workers that other rigs use too."""
+    settings = settings or EngineSettings(slots=4, max_context=LENGTH, prefill_chunk=32, queue_limit=8)
+    if isinstance(workers, int):
+        workers = [parts.worker(step_deadline_ms=600_000) for _ in range(workers)]
+    values = {"step_deadline_ms": deadline_ms, "max_slots": settings.slots, "max_in_flight": max(2, settings.slots)}
+    pool = DraftPool([], now_ns)
+    engine = Engine(parts.model, parts.tokenizer, settings, Metrics(parts.drafter.depth), parts.drafter, pool)
+    rig = PoolRig(parts, engine, Wire(workers[0]), deadline_ms=deadline_ms, hello=values | hello)
+    chosen = wires or [rig.wire, *(Wire(process) for process in workers[1:])]
+    rig.wire = chosen[0]
+    pool.set_members([rig.member(wire) for wire in chosen])
+    rig.engine.turn()
+    rig.engine.turn()
+    return rig
+
+
+def check_link_idle(link: DraftLink) -> None:
+    """No lease, no round, no staging, no slot."""
+    assert (link._leases, link._by_wire, link._rounds) == ({}, {}, {})
+    staging = link._connection.staging
+    assert staging is None or all(lease.state.value == "free" for lease in staging.leases)
+    if link.up:
+        assert all(slot.state.value == "free" for slot in link._connection._slots)
 
 
 def build_rig(

@@ -98,8 +98,9 @@ def run_doctor(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) 
 
 
 def run_serve(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
-    text = options_of(line)[options_of(line).index("--speculative-config") + 1]
-    config = {**json.loads(text), "model": str(pair.drafter), "num_speculative_tokens": 3}
+    options = options_of(line)
+    given = json.loads(options[options.index("--speculative-config") + 1]) if "--speculative-config" in options else {}
+    config = {"method": "dspark", **given, "model": str(pair.drafter), "num_speculative_tokens": 3}
     command = replaced(
         line, target=pair.target, port=0, threads=1, max_context=128, speculative_config=json.dumps(config)
     )
@@ -107,7 +108,9 @@ def run_serve(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -
     try:
         url = ready.split()[1]
         with urllib.request.urlopen(f"{url}/ready", timeout=20) as response:
-            assert json.load(response)["engine"]["worker"] == "up"
+            engine = json.load(response)["engine"]
+        assert engine["worker"] == "up"
+        assert len(engine["workers"]) == int(options[options.index("--workers") + 1] if "--workers" in options else 1)
     finally:
         end(process)
 
@@ -121,10 +124,12 @@ def run_worker(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) 
 
 
 def run_spark(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    workers = tmp / "workers.txt"
+    workers.write_text("tcp://127.0.0.1:9\n", "utf-8")
+    named = {"workers_file": workers} if "--workers-file" in line else {"worker": "tcp://127.0.0.1:9"}
     command = replaced(
-        line, worker="tcp://127.0.0.1:9", target=pair.target, port=0, threads=1, max_context=128,
-        speculative_config=pair.speculative(),
-    )  # fmt: skip
+        line, **named, target=pair.target, port=0, threads=1, max_context=128, speculative_config=pair.speculative()
+    )
     process, ready = until_ready(command, "ready: ")
     end(process)
     assert "http://127.0.0.1:" in ready

@@ -145,6 +145,38 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     assert not alive(pid)
 
 
+def test_several_workers_are_told_apart_and_end_at_the_same_time(
+    script: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair
+) -> None:
+    """Each would need a second to drain; asked one after the other, the last would be killed for being late."""
+    monkeypatch.setattr(launch, "STOP_TIMEOUT_S", 60.0)
+    slow = "import signal, sys, time\nasked = []\n"
+    slow += "def end(*_):\n    print('asked', time.monotonic(), flush=True)\n    time.sleep(1)\n"
+    slow += "    print('ended', time.monotonic(), flush=True)\n    sys.exit(0)\n"
+    script(slow + "signal.signal(signal.SIGTERM, end)\n" + READY)
+    log: list[str] = []
+    machine = roles.Machine(str(tiny_pair.target), "cpu", "fp32", 1, 2, 128)
+    with roles.local_workers(machine, tiny_pair.speculative(), 3, restart=True, log=log.append) as workers:
+        for worker in workers:
+            worker.wait_ready()
+        assert len({worker.endpoint for worker in workers}) == 3
+        pids = [worker.pid for worker in workers]
+    assert not any(alive(pid) for pid in pids)
+    wait_until(lambda: sum(" ended " in line for line in log) == 3)
+    said = {kind: [float(x.split()[-1]) for x in log if f" {kind} " in x] for kind in ("asked", "ended")}
+    assert max(said["asked"]) < min(said["ended"])
+    assert {line.partition("]")[0] for line in log if " asked " in line} == {"[worker 1", "[worker 2", "[worker 3"}
+    assert sum(worker.restarts for worker in workers) == 0
+
+
+def test_without_speculation_there_are_no_workers(tiny_pair: TinyPair) -> None:
+    machine = roles.Machine(str(tiny_pair.target), "cpu", "fp32", 1, 2, 128)
+    log: list[str] = []
+    with roles.local_workers(machine, tiny_pair.speculative(0), 2, restart=True, log=log.append) as workers:
+        assert workers == []
+    assert "speculation is off" in log[0]
+
+
 @pytest.mark.parametrize("copy", [True, False])
 def test_copying_is_passed_to_the_worker(monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair, copy: bool) -> None:
     started: list[list[str]] = []
@@ -154,6 +186,8 @@ def test_copying_is_passed_to_the_worker(monkeypatch: pytest.MonkeyPatch, tiny_p
             started.append(arguments)
 
         def start(self) -> None: ...
+
+        def ask_to_stop(self) -> None: ...
 
         def stop(self) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 from dspark_spark.api import Delta, GenerateRequest
 from dspark_spark.engine import Engine
@@ -53,4 +54,5 @@ class EngineBridge:
             state = {"worker": "up" if link.up else "down", "worker_reconnects": link.reconnects}
             if link.last_error:
                 state["worker_error"] = link.last_error
+            state["workers"] = [asdict(worker) for worker in link.workers]
         return {**self._facts, **state}

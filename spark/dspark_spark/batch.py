@@ -21,10 +21,6 @@ class Batch:
     decoding: list[tuple[Sequence, Proposal | None]]
     prefilling: list[tuple[Sequence, int]]
 
-    def give(self, proposals: dict[int, Proposal]) -> None:
-        """Attach proposals by slot; requests without one stay target-only."""
-        self.decoding = [(s, proposals.get(s.slot)) for s, _ in self.decoding]
-
     def decode_rows(self) -> int:
         return sum(width(proposal) for _, proposal in self.decoding)
 
@@ -55,17 +51,16 @@ def width(proposal: Proposal | None) -> int:
     return 1 + (len(proposal.tokens) if proposal else 0)
 
 
-def schedule(running: Iterable[Sequence], prefill_budget: int) -> Batch:
-    """Every decoding request, and prefill chunks in order of arrival up to the budget (tokens). Starts their rounds."""
-    batch = Batch([], [])
+def prefill_chunks(running: Iterable[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """Prompts that are computed further in this turn, in order of arrival, and by how much: `budget` tokens in all.
+
+    The chunk that completes a prompt samples a token, which starts the request's first round.
+    """
+    chunks = []
     for sequence in running:
-        if sequence.decoding:
-            batch.decoding.append((sequence, None))
-        elif prefill_budget > 0:
-            chunk = min(prefill_budget, sequence.prompt_length - sequence.computed)
-            batch.prefilling.append((sequence, chunk))
-            prefill_budget -= chunk
-        else:
-            continue
-        sequence.round += 1
-    return batch
+        if not sequence.decoding and budget > 0:
+            chunk = min(budget, sequence.prompt_length - sequence.computed)
+            budget -= chunk
+            sequence.round += sequence.computed + chunk == sequence.prompt_length
+            chunks.append((sequence, chunk))
+    return chunks

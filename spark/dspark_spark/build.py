@@ -1,36 +1,43 @@
-"""Put a Spark rank together: target, tokenizer, engine, and the link to a worker when there is one."""
+"""Put a Spark rank together: target, tokenizer, engine, and the pool of drafter workers when there are any."""
 
 from __future__ import annotations
 
-import secrets
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from dspark.errors import UserError
-from dspark.identity import compatibility
 from dspark.models.config import ModelConfigError
 from dspark.models.source import DTYPES, TargetSource, load_target, open_target
 from dspark.models.tokenizer import ChatTokenizer
 from dspark.speculative import ResolvedDrafter, SpeculativeConfig, resolve
-from dspark_proto import HelloParameters, WireVersion
-from dspark_proto.limits import IN_FLIGHT_MIN
-from dspark_proto.transports import Security, TransportError, open_client
+from dspark_proto.transports import Security, TransportError
 from dspark_proto.transports.security import NO_SECURITY
+from dspark_spark import workers_file
 from dspark_spark.draft_link import DraftLink
+from dspark_spark.draft_pool import DraftPool
 from dspark_spark.engine import Engine, EngineSettings
+from dspark_spark.member_maker import MemberMaker
 from dspark_spark.metrics import Metrics
+from dspark_spark.workers_file import WorkerLine, WorkersWatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """How to build a rank. `worker` is the drafter's address; None (or k = 0) serves the target alone. `security`
-    protects the link. `allow_v1`: a worker that refuses wire version 2 is asked for version 1, which drafts greedy
-    requests only.
+    """How to build a rank. `worker` is a drafter's address, or those of several; None (or k = 0) serves the target
+    alone. `workers_file` names a file of them instead, which is followed while the rank runs. `security` protects the
+    links. `allow_v1`: a worker that refuses wire version 2 is asked for version 1, which drafts greedy requests only.
     """
 
     target: str
-    worker: str | None = None
+    worker: str | Sequence[str] | None = None
+    workers_file: Path | None = None
     speculative: SpeculativeConfig | None = None
     device: str = "cpu"
     dtype: str = "fp32"
@@ -40,16 +47,24 @@ class SparkSettings:
     allow_v1: bool = False
     engine: EngineSettings = field(default_factory=EngineSettings)
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the workers that are named one by one."""
+        if self.worker is None:
+            return ()
+        return (self.worker,) if isinstance(self.worker, str) else tuple(self.worker)
+
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A built rank; `engine` is not started yet."""
+    """A built rank; `engine` is not started yet, nor is `watch`, which follows the workers file."""
 
     engine: Engine
     tokenizer: ChatTokenizer
     metrics: Metrics
     model_name: str
     facts: dict[str, object]
+    watch: WorkersWatch | None = None
 
 
 def build(settings: SparkSettings) -> Spark:
@@ -64,16 +79,16 @@ def build(settings: SparkSettings) -> Spark:
             f"give at most {source.config.max_context}"
         )
     drafter = None
-    if settings.worker is not None and settings.speculative is not None:
+    if (settings.workers or settings.workers_file) and settings.speculative is not None:
         drafter = resolve(settings.speculative, settings.target, source.config)
     tokenizer = source.tokenizer()
-    link = _link(settings, drafter, source, tokenizer) if drafter else None
+    drafts, watch = _drafts(settings, drafter, source, tokenizer) if drafter else (None, None)
     length = settings.engine.max_context + (drafter.depth if drafter else 0) + 1
     model = load_target(
         source, device=settings.device, dtype=DTYPES[settings.dtype], max_positions=length
     )
     metrics = Metrics(drafter.depth if drafter else 0)
-    engine = Engine(model, tokenizer, settings.engine, metrics, drafter, link)
+    engine = Engine(model, tokenizer, settings.engine, metrics, drafter, drafts)
     facts: dict[str, object] = {
         "dtype": settings.dtype,
         "device": settings.device,
@@ -82,34 +97,54 @@ def build(settings: SparkSettings) -> Spark:
         "rejection_sample_method": drafter.rejection_sample_method if drafter else None,
         "max_context": settings.engine.max_context,
     }
-    return Spark(engine, tokenizer, metrics, source.name, facts)
+    return Spark(engine, tokenizer, metrics, source.name, facts, watch)
 
 
-def _link(
+def _drafts(
     settings: SparkSettings, drafter: ResolvedDrafter, source: TargetSource, tokenizer: ChatTokenizer
-) -> DraftLink:
-    """The link to the configured worker. Raises UserError for an address, secret or key that cannot be used."""
-    assert settings.worker is not None
-    try:
-        client = open_client(settings.worker, settings.security)
-    except TransportError as error:
-        raise UserError(f"--worker {error}") from None
-    try:
-        authentication = settings.security.authentication(settings.worker)
-    except TransportError as error:
-        client.close()
-        raise UserError(f"--secret-file: {error}") from None
-    versions = (WireVersion.V2_0, WireVersion.V1_0)
-    parameters = HelloParameters(
-        compatibility(source, tokenizer, drafter.directory, drafter.config),
-        epoch=secrets.randbits(64),
-        max_slots=settings.engine.slots,
-        max_depth=drafter.depth,
-        max_support=drafter.max_support,
-        max_in_flight=max(IN_FLIGHT_MIN, settings.engine.slots),
-        step_deadline_ms=settings.draft_deadline_ms,
-        dense_rows=drafter.dense,
-        versions=versions if settings.allow_v1 else versions[:1],
-        authentication=authentication,
+) -> tuple[DraftLink | DraftPool, WorkersWatch | None]:
+    """The pool of the configured workers, and the watch of their file when there is one; a lone worker needs no pool.
+
+    Raises UserError for a file, address, secret or key that cannot be used.
+    """
+    maker = MemberMaker(
+        source,
+        tokenizer,
+        drafter,
+        settings.security,
+        settings.engine.slots,
+        settings.draft_deadline_ms,
+        settings.allow_v1,
     )
-    return DraftLink(settings.worker, parameters, settings.draft_deadline_ms, client)
+    path = settings.workers_file
+    if path is None:
+        if len(set(settings.workers)) < len(settings.workers):
+            raise UserError("--worker: an address is there twice: name every worker once")
+        with _named("--worker"):
+            members = maker.make([WorkerLine(address) for address in settings.workers])
+            return members[0].link() if len(members) == 1 else DraftPool(members), None
+    raw = workers_file.read(path)
+    option = f"--workers-file {path}:"
+    with _named(option):
+        pool = DraftPool(maker.make(workers_file.parse(raw, path)))
+
+    def apply(changed: Sequence[WorkerLine]) -> None:
+        with _named(option):
+            pool.set_members(maker.make(changed))
+        logger.info("%s %d workers", option, len(changed))
+
+    def report(trouble: str | None) -> None:
+        pool.trouble = trouble
+        if trouble is not None:
+            logger.warning("%s (nothing was changed)", trouble)
+
+    return pool, WorkersWatch(path, raw, apply, report)
+
+
+@contextmanager
+def _named(option: str) -> Iterator[None]:
+    """Transport errors name the option that they come from."""
+    try:
+        yield
+    except TransportError as error:
+        raise UserError(f"{option} {error}") from None

@@ -1,20 +1,19 @@
-"""How deep to draft in the next round, and how much of what was drafted to verify: most expected tokens per second.
+"""How deep to draft in the next round: most expected tokens per second.
 
 Everything that the plan looks at was fixed before the round's first draw: how often drafts of earlier rounds were
 accepted, how long earlier steps took, how many requests decode. So its choice is stale by construction, which together
 with fresh random numbers in every round keeps the ratio lane exact (see `dspark.admission`); the other lanes need
-nothing. What the worker says of the drafts themselves, confidences, decides only in `worth_verifying`, where a stopping
-rule sees them in the order in which they were made.
+nothing. What the worker says of the drafts themselves, confidences, decides only in `early_stop`, where a stopping rule
+sees them in the order in which they were made.
 
 Because times of this machine enter, the depths of two runs differ: a seeded text of the ratio lane is then no longer
 the same twice, its law is. Texts of the match and greedy lanes do not depend on depth.
 
 Acceptance estimates fade towards an optimistic prior, so that a depth that was given up is tried again now and then.
 
-Called by `engine` and `early_stop`, from the engine's thread. It never sees a token or a row of the round at hand.
+Called by `engine`, from its thread. It never sees a token or a row of the round at hand.
 
-Source: DSpark paper 2607.05147, section 5: throughput, with past rounds in place of confidences for the plan;
-algorithm 1 for the early stop.
+Source: DSpark paper 2607.05147, section 5: throughput, with past rounds in place of confidences.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dspark.admission import EarlyStop, FixedBudget, Load, StepCurve, admit, best_budget, survivals
+from dspark.admission import FixedBudget, Load, StepCurve, admit, best_budget, expected_tokens, survivals
 from dspark.models.target import Segment, TargetModel
 from dspark_proto import Lane
 
@@ -124,24 +123,17 @@ class DepthPlanner:
         self._fade(limits)
         rates = [self._rates(slot, lane)[:limit] for slot, (lane, limit) in limits.items()]
         load = Load(len(limits), rows)
-        budget = best_budget([survivals(r) for r in rates], load, self._step_times().curve, self._draft_s or 0.0)
+        budget = best_budget([survivals(r) for r in rates], load, self.curve, self._draft_s or 0.0)
         return dict(zip(limits, admit(FixedBudget(budget), rates, load), strict=True))
 
-    def worth_verifying(self, confidences: Mapping[int, Sequence[float]], requests: int, rows: int) -> dict[int, int]:
-        """How many drafts to verify, by slot: DSpark algorithm 1.
+    @property
+    def curve(self) -> StepCurve:
+        """Step times as they are known now."""
+        return self._step_times().curve
 
-        Whether draft k of a request is verified is decided from c_1 .. c_k, which are functions of the drafts before
-        it, from other requests' confidences, and from what was fixed before the draws. Of requests that draw with the
-        same random numbers only one may be among `confidences`: another's confidences would tell of its drafts.
-
-        Args:
-            confidences: c_1, c_2, .. in [0, 1] of each proposal.
-            requests: decoding requests.
-            rows: rows of the step without the drafts that this decides on.
-        """
-        rule = EarlyStop(self._step_times().curve)
-        depths = admit(rule, list(confidences.values()), Load(requests, rows))
-        return dict(zip(confidences, depths, strict=True))
+    def expected_tokens(self, slot: int, lane: Lane, depth: int) -> float:
+        """Tokens that a round of this depth is expected to commit."""
+        return float(expected_tokens(survivals(self._rates(slot, lane)[:depth])))
 
     def judged(self, slot: int, lane: Lane, verified: int, accepted: int) -> None:
         """The outcome of a request's round."""

@@ -1,4 +1,4 @@
-"""The engine's link to its drafter worker: leases, context, proposals, and what happens when the worker is not there.
+"""The link to one drafter worker: leases, context, proposals, and what happens when the worker is not there.
 
 States: *down* (saying HELLO, rarely) and *up* (ACCEPT received). Silence, a connection error, a full socket or a frame
 that our own protocol side refuses bring the link down: the engine goes on target-only in the same step, and the link
@@ -6,11 +6,17 @@ keeps trying. Coming up again is a new handshake, so every lease is opened anew 
 engine kept. A handshake asks for the first version of the parameters, and for the next one only after a worker has
 refused the version before; a lease that the agreed version has no place for stays closed: its request is target-only.
 A round that is late or fails loses only its slot: the slot is reset and re-seeded, at once the first time, after a
-growing pause when it keeps happening, so that a slow worker does not cost a deadline per token.
+growing pause when it keeps happening, so that a slow worker does not cost a deadline per token. A worker that drains
+finishes the rounds under way, gets its slots back, and is left.
 
-Several rounds may be under way, for different slots: each `step` gives one, and `collect` waits for it alone.
+The engine names a request by its own slot. On the wire each lease takes the lowest slot that is free there, so that a
+worker with fewer slots than the engine is used whole; a lease that finds none waits until one is given back.
 
-Invariants: every awaited proposal ends as ready or as one count in `discards`; no call blocks but `collect`, which the
+Several rounds may be under way, for different slots: each `step` gives one, and `collect` waits for it alone. While it
+waits it pings now and then: a worker that was killed is noticed by a send that fails, long before the deadline.
+
+Invariants: every awaited proposal ends as ready or as one count in `discards`; no round of a lease is asked for twice,
+which keeps every draw under a key of its own (see `draft_pool`); no call blocks but `collect` and `advance`, which the
 round's deadline bounds; nothing that a worker sends, or fails to send, raises here.
 
 Owned by the engine thread. It never decides anything about tokens.
@@ -19,9 +25,7 @@ Owned by the engine thread. It never decides anything about tokens.
 from __future__ import annotations
 
 import math
-import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,11 +37,11 @@ from dspark_proto import (
     Cause,
     Draining,
     ErrorCode,
-    HelloParameters,
     LeaseState,
     LocalProtocolError,
     PeerError,
     PeerSilent,
+    PongReceived,
     ProposalReady,
     Rejected,
     Scope,
@@ -46,56 +50,23 @@ from dspark_proto import (
     StepItem,
     StepTimedOut,
     SupportPolicy,
-    VerifierConnection,
     VerifierEvent,
     VerifierState,
 )
 from dspark_proto.limits import NO_COMMIT, STEP_ITEMS_MAX
-from dspark_proto.transports.base import ClientTransport
-from dspark_proto.transports.zmq import ZmqClient
 from dspark_spark.leases import NS, DraftLease, DraftRequest, DraftRound
+from dspark_spark.link_state import MICRO, LinkState
 
 RETRY_S, RETRY_MAX_S = 0.5, 2.0
-MICRO = 1_000_000
+QUARANTINE_MAX_S = 60.0
+PROBE_MS = 50
 NS_PER_MS = 1_000_000
+READS_MAX = 64
+"""Reads of the transport in one turn: a large reply comes in several, and must not be late once it is there."""
 
 
-class DraftLink:
+class DraftLink(LinkState):
     """A `VerifierConnection` over a client transport (ZeroMQ by default). A `DraftSource` of one worker."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        parameters: HelloParameters,
-        deadline_ms: int,
-        client: ClientTransport | None = None,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        """`now_ns` is the clock of every deadline and pause; a simulation gives its own, with its own client."""
-        self.up = False
-        self.reconnects = 0
-        self.generation_bumps = 0
-        self.discards: Counter[str] = Counter()
-        self.last_error: str | None = None
-        self._endpoint = endpoint
-        self._connection = VerifierConnection(parameters)
-        self._client = client or ZmqClient(endpoint)
-        self._deadline_ms = deadline_ms
-        self._leases: dict[int, DraftLease] = {}
-        self._now_ns = now_ns
-        self._rounds: dict[int, DraftRound] = {}
-        self._resets: dict[int, int] = {}
-        self._next_hello_ns = 0
-        self._hellos_unanswered = 0
-        self._was_up = False
-        self._version = 0
-        self._leaves_ns: int | None = None
-        self._quarantined_epoch: int | None = None
-
-    def depth_limit(self, lease: DraftLease) -> int:
-        """Deepest proposal that the lease's worker takes; 0 while it is not there."""
-        negotiated = self._connection.negotiated
-        return negotiated.max_depth if self.up and negotiated else 0
 
     def refusal(self, lease: DraftLease, asked: Sequence[DraftLease]) -> str:
         """Why no STEP may ask for this lease now, beside those `asked` already; empty when one may.
@@ -109,51 +80,57 @@ class DraftLink:
         staging = self._connection.staging
         return "" if staging is not None and len(asked) < staging.count(LeaseState.FREE) else "in_flight_limit"
 
-    @property
-    def drops(self) -> dict[str, int]:
-        """Frames dropped by cause since start."""
-        return self._connection.counters
-
     def close(self) -> None:
         """Give every lease back and close the socket."""
         for lease in list(self._leases.values()):
             self.release(lease)
         self._client.close()
 
-    def wait_up(self, timeout_s: float) -> bool:
-        """Wait, from another thread than the engine's, until the worker has accepted."""
-        until = time.monotonic() + timeout_s
-        while not self.up and time.monotonic() < until:
-            time.sleep(0.02)
-        return self.up
-
     def pump(self) -> None:
         """Take what has arrived, let timers run, leave a draining worker, reconnect when it is time. Never blocks."""
-        self._receive(0)
+        self.listen()
+        self.tend()
+
+    def listen(self) -> None:
+        """The first half of `pump`: what has arrived, what is overdue, and the end of a worker that drains."""
+        for _ in range(READS_MAX):
+            if not self._receive(0):
+                break
         self._expire()
         now = self._now_ns()
         if any(now >= round_.until_ns for round_ in self._rounds.values()):
-            self._down("step_deadline")
-        if self._leaves_ns is not None:
+            self._miss("step_deadline")
+        if self._leaves_ns is not None and not self._rounds:
             self._leave(self._leaves_ns)
+
+    def tend(self) -> None:
+        """The second half of `pump`: renew lost slots, open leases that found no room, reconnect."""
+        now = self._now_ns()
         self._revive(now)
+        if self.room and len(self._by_wire) < len(self._leases):
+            for lease in [one for one in self._leases.values() if one.wire is None]:
+                self._open(lease)
         if not self.up and now >= self._next_hello_ns:
             self._say_hello(now)
+
+    def retire(self) -> None:
+        """Leave the worker as if it drained: rounds under way finish, then `listen` gives its slots back."""
+        if self.up and self._leaves_ns is None:
+            self._leaves_ns = self._now_ns()
 
     # -- leases and context ------------------------------------------------------------------------------------
 
     def lease(self, lease: DraftLease) -> None:
         """Take a lease for a request; it is opened at the worker as soon as the link is up."""
         self._leases[lease.slot] = lease
+        lease.ready_ns = 0
         self._open(lease)
 
     def release(self, lease: DraftLease) -> None:
         """The request is over."""
         self._leases.pop(lease.slot, None)
         self._forget(lease.slot)
-        if lease.open and self.up:
-            self._tell(self._connection.close, lease.slot, Cause.FINISHED)
-        lease.open = lease.lost = False
+        self._close(lease, Cause.FINISHED)
 
     def can_draft(self, lease: DraftLease) -> bool:
         """The worker holds this lease and has, or can take with the next STEP, every context row."""
@@ -173,12 +150,13 @@ class DraftLink:
 
     def _feed(self, lease: DraftLease, keep: int) -> bool:
         """Send all but the last `keep` rows as CONTEXT; True when at most `keep` rows are left for the STEP."""
-        end = self._connection.context_end(lease.slot)
+        wire = _wire(lease)
+        end = self._connection.context_end(wire)
         while lease.known - end > keep:
             rows = lease.taps[end : lease.known]
             ids = array("i", lease.tokens[end : lease.known])
             try:
-                sent = self._connection.context(lease.slot, end, len(rows), _raw(rows), memoryview(ids).cast("B"))
+                sent = self._connection.context(wire, end, len(rows), _raw(rows), memoryview(ids).cast("B"))
             except LocalProtocolError as error:
                 return self._refused(error)
             # One frame a message: a message has a bounded number of parts.
@@ -188,15 +166,14 @@ class DraftLink:
         return True
 
     def _open(self, lease: DraftLease) -> None:
-        negotiated = self._connection.negotiated
-        if not self.up or self._leaves_ns is not None or negotiated is None:
+        """Give the lease the lowest free slot of the wire; without one it is target-only until there is one."""
+        if not self.room or lease.misfit:
             return
-        if lease.slot >= negotiated.max_slots:
-            return  # more requests than the worker takes: this one stays target-only
+        wire = next(slot for slot in range(self.capacity) if slot not in self._by_wire)
         lease.replied = False
         try:
             frame = self._connection.open(
-                lease.slot,
+                wire,
                 lease.session,
                 seed=lease.seed,
                 support=SupportPolicy(lease.support),
@@ -205,15 +182,29 @@ class DraftLink:
             )
         except LocalProtocolError as error:
             # The worker negotiated less than this lease needs (support, lane): the request stays target-only.
-            self.last_error = str(error)
+            self.last_error, lease.misfit = str(error), True
             return
-        lease.open = self._send([frame])
-        self.feed(lease)
+        lease.wire, self._by_wire[wire] = wire, lease
+        lease.open = True
+        if self._send([frame]):
+            self.feed(lease)
 
-    def _lose(self, slot: int) -> None:
+    def _close(self, lease: DraftLease, cause: Cause) -> None:
+        """Give the lease's slot back; another lease may take it at once, in its next generation."""
+        if lease.open and self.up:
+            self._tell(self._connection.close, lease.wire, cause)
+        self._vacate(lease)
+
+    def _vacate(self, lease: DraftLease) -> None:
+        if lease.wire is not None:
+            del self._by_wire[lease.wire]
+        lease.wire = None
+        lease.open = lease.lost = lease.replied = lease.misfit = False
+
+    def _lose(self, wire: int) -> None:
         """The slot's generation is dead; `_revive` resets it when its pause is over."""
-        lease = self._leases.get(slot)
-        if lease is None or not lease.open:
+        lease = self._by_wire.get(wire)
+        if lease is None:
             return
         self.generation_bumps += 1
         lease.lost, lease.replied = True, False
@@ -231,36 +222,57 @@ class DraftLink:
     def _renew(self, lease: DraftLease) -> None:
         """A new generation; after a second loss a new OPEN, for a worker that never got the first knows no RESET."""
         if lease.losses < 2:
-            if self._tell(self._connection.reset, lease.slot, Cause.ROUND_TIMED_OUT):
+            if self._tell(self._connection.reset, lease.wire, Cause.ROUND_TIMED_OUT):
                 self.feed(lease)
-        elif self._tell(self._connection.close, lease.slot, Cause.ROUND_TIMED_OUT):
-            self._open(lease)
+            return
+        self._close(lease, Cause.ROUND_TIMED_OUT)
+        self._open(lease)
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
-    def step(self, requests: Sequence[DraftRequest]) -> DraftRound:
-        """Ask for all requests' proposals; `refusal` must have been empty for each. Give the round to `collect`."""
+    def step(self, requests: Sequence[DraftRequest], shared: DraftRound | None = None) -> DraftRound:
+        """Ask for all requests' proposals; `refusal` must have been empty for each. Give the round to `collect`.
+
+        shared: a round that other links serve too; it is given back with these requests added.
+        """
         now = self._now_ns()
-        round_ = DraftRound(now + self._deadline_ms * NS_PER_MS, {r.lease.slot for r in requests})
-        self._rounds |= dict.fromkeys(round_.waiting, round_)
-        for start in range(0, len(requests), STEP_ITEMS_MAX):
+        round_ = shared or DraftRound(0, set())
+        round_.until_ns = max(round_.until_ns, now + self._deadline_ms * NS_PER_MS)
+        self._probed_ns = now
+        fresh = [r for r in requests if self._await(r, round_)]
+        for start in range(0, len(fresh), STEP_ITEMS_MAX):
             if self.up:
-                items = [self._item(r) for r in requests[start : start + STEP_ITEMS_MAX]]
+                items = [self._item(r) for r in fresh[start : start + STEP_ITEMS_MAX]]
                 self._tell(self._connection.step, items, now)
         if not self.up:
             self._discard_rounds("send_failed")
         return round_
 
+    def _await(self, request: DraftRequest, round_: DraftRound) -> bool:
+        """Expect the request's proposal, unless its round was asked for before: its keys are used, at any worker."""
+        lease = request.lease
+        if request.round <= lease.asked_round:
+            self.discards["round_used"] += 1
+            return False
+        lease.asked_round = request.round
+        if lease.asked_ns is None:
+            lease.asked_ns = self._probed_ns
+        self._rounds[lease.slot] = round_
+        round_.waiting.add(lease.slot)
+        return True
+
     def _item(self, request: DraftRequest) -> StepItem:
         lease = request.lease
-        end = self._connection.context_end(lease.slot)
-        self._resets[lease.slot] = self._connection.reset_count(lease.slot)
+        wire = _wire(lease)
+        end = self._connection.context_end(wire)
+        self._resets[lease.slot] = self._connection.reset_count(wire)
+        self._asked_epochs[lease.slot] = self._epoch()
         accepted = request.accepted_count if lease.replied else None
         lease.replied = False
         return StepItem(
             session=lease.session,
-            slot=lease.slot,
-            generation=self._connection.generation(lease.slot),
+            slot=wire,
+            generation=self._connection.generation(wire),
             round=request.round,
             anchor_token=request.anchor_token,
             anchor_position=request.anchor_position,
@@ -280,14 +292,23 @@ class DraftLink:
 
     def collect(self, round_: DraftRound) -> dict[int, ProposalReady]:
         """Proposals by slot, once every awaited slot has answered or the round's deadline is over."""
-        while round_.waiting:
-            now = self._now_ns()
-            self._receive(self._wait_ms(round_.until_ns, now))
-            self._expire()
-            if round_.waiting and now >= round_.until_ns:
-                self._down("step_deadline")
+        while self.serves(round_):
+            self.advance(round_, PROBE_MS)
         self._revive(self._now_ns())
         return round_.ready
+
+    def advance(self, round_: DraftRound, limit_ms: int) -> None:
+        """Take what comes for a round that waits: sleep until then, but not past its deadline or `limit_ms`."""
+        now = self._now_ns()
+        self._receive(self._wait_ms(min(round_.until_ns, now + limit_ms * NS_PER_MS), now))
+        self._expire()
+        if not self.serves(round_):
+            return
+        if now >= round_.until_ns:
+            self._miss("step_deadline")
+        elif now - self._probed_ns >= PROBE_MS * NS_PER_MS:
+            self._probed_ns = now
+            self._tell(self._connection.ping, now)
 
     def _wait_ms(self, until: int, now: int) -> int:
         """How long to sleep in the socket: to the deadline, but not past the connection's own timers (heartbeats)."""
@@ -301,20 +322,27 @@ class DraftLink:
         Routine fallback would make a discard depend on drafted values, so this ends the link until another process
         (another epoch) answers.
         """
-        negotiated = self._connection.negotiated
-        assert negotiated is not None
-        self._quarantined_epoch = negotiated.peer_epoch
-        self.last_error = f"the worker is quarantined: {cause.replace('_', ' ')} ({reason}); restart it"
+        epoch = self._asked_epochs[lease.slot]
+        assert epoch is not None
+        self._quarantine.add(epoch)
         self.discards[cause] += 1
+        if epoch != self._epoch():
+            return  # its successor is there already
+        self._quarantines += self.up
+        self.last_error = f"the worker is quarantined: {cause.replace('_', ' ')} ({reason}); restart it"
         self._down("quarantined")
+        self._next_hello_ns = self._now_ns() + _pause_ns(self._quarantines, QUARANTINE_MAX_S)
 
     # -- frames and events -------------------------------------------------------------------------------------
 
-    def _receive(self, timeout_ms: int) -> None:
-        for frame in self._client.poll(timeout_ms):
+    def _receive(self, timeout_ms: int) -> bool:
+        """Whether anything had arrived."""
+        frames = self._client.poll(timeout_ms)
+        for frame in frames:
             for event in self._connection.receive(frame, self._now_ns()):
                 self._on(event)
         self._flush()
+        return bool(frames)
 
     def _expire(self) -> None:
         for event in self._connection.expire(self._now_ns()):
@@ -357,19 +385,25 @@ class DraftLink:
                 self._accepted()
             case Rejected():
                 self._rejected(event)
-            case ProposalReady() if event.slot in self._rounds:
-                self._take(event)
             case ProposalReady():
-                event.lease.release()
+                self._take(event)
+            case (StepFailed() | SlotFailed()) if event.code is ErrorCode.SLOT_BUSY:
+                # The worker holds the slot for a request that is over: a CLOSE was lost. HELLO frees every slot.
+                self._down("slot_busy")
             case StepFailed():
                 self._discard(event.slot, event.code.counter)
                 if event.needs_reset:
                     self._lose(event.slot)
             case StepTimedOut():
+                self._count_late(event.slot)
                 self._discard(event.slot, "late")
                 self._lose(event.slot)
             case SlotFailed():
                 self._lose(event.slot)
+            case PongReceived():
+                # What we hold ourselves is known better than a PONG that may be a second old.
+                own = len(self._by_wire) / max(1, self.capacity)
+                self.others_load = max(0.0, event.load_permille / 1000 - own)
             case PeerSilent():
                 self._down("silent")
             case PeerError() if event.scope is Scope.CONNECTION:
@@ -378,26 +412,51 @@ class DraftLink:
                 self._leaves_ns = self._now_ns() + event.deadline_ms * NS_PER_MS
 
     def _take(self, event: ProposalReady) -> None:
-        round_ = self._forget(event.slot)
-        assert round_ is not None
-        round_.ready[event.slot] = event
-        lease = self._leases[event.slot]
+        lease = self._by_wire.get(event.slot)
+        round_ = None if lease is None else self._forget(lease.slot)
+        if lease is None or round_ is None:
+            event.lease.release()
+            return
+        round_.ready[lease.slot] = event
         lease.losses, lease.replied = 0, True
+        if lease.lost_ns is not None:
+            self.respeculations.append((self._now_ns() - lease.lost_ns) / NS)
+        lease.asked_ns = lease.lost_ns = None
+        self.late_rounds, self._answered = 0, True
 
-    def _discard(self, slot: int, cause: str) -> None:
+    def _discard(self, wire: int, cause: str) -> None:
         """This round's proposal is gone."""
-        if self._forget(slot) is not None:
+        lease = self._by_wire.get(wire)
+        if lease is not None and self._forget(lease.slot) is not None:
             self.discards[cause] += 1
 
     def _discard_rounds(self, cause: str) -> None:
         for slot in list(self._rounds):
-            self._discard(slot, cause)
+            self._forget(slot)
+            self.discards[cause] += 1
+
+    def _count_late(self, wire: int) -> None:
+        """One more late round, however many requests waited in it."""
+        lease = self._by_wire.get(wire)
+        round_ = None if lease is None else self._rounds.get(lease.slot)
+        if round_ is not None and round_ not in self._late:
+            self._late.add(round_)
+            self.late_rounds += 1
+
+    def _miss(self, cause: str) -> None:
+        """A round is over its deadline, and the connection has not said so."""
+        for lease in list(self._by_wire.values()):
+            if lease.wire is not None:
+                self._count_late(lease.wire)
+        self._down(cause)
 
     def _forget(self, slot: int) -> DraftRound | None:
         """The round that awaited the slot's proposal, which it does no more."""
         round_ = self._rounds.pop(slot, None)
         if round_ is not None:
             round_.waiting.discard(slot)
+        if not self._rounds:
+            self._late.clear()
         return round_
 
     # -- up and down -------------------------------------------------------------------------------------------
@@ -406,9 +465,8 @@ class DraftLink:
         """Not every turn: each HELLO makes the answer to the one before it stale."""
         version = self._connection.parameters.versions[self._version]
         sent = self._client.send([self._connection.hello(now, version)])
-        pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(8, self._hellos_unanswered))
+        self._next_hello_ns = now + _pause_ns(self._hellos_unanswered, RETRY_MAX_S)
         self._hellos_unanswered += sent
-        self._next_hello_ns = now + int(pause_s * NS)
 
     def _rejected(self, event: Rejected) -> None:
         """No connection. Only a refused version, and a configuration that allows another one, is a reason to go on."""
@@ -422,38 +480,53 @@ class DraftLink:
 
     def _accepted(self) -> None:
         self._version = 0
-        negotiated = self._connection.negotiated
-        if negotiated is None or negotiated.peer_epoch == self._quarantined_epoch:
+        epoch = self._epoch()
+        if epoch in self._quarantine:
             return  # still the process that lied: the link stays down and asks again, rarely
+        if epoch != self._last_epoch:
+            self.late_rounds, self._last_epoch = 0, epoch
         self.up = True
         self.reconnects += self._was_up
         self._was_up = True
         self.last_error = None
-        self._leaves_ns, self._hellos_unanswered = None, 0
+        self._leaves_ns, self._has_left, self._answered = None, False, False
+        self._hellos_unanswered, self.others_load = 0, 0.0
         for lease in self._leases.values():
             self._open(lease)
 
     def _leave(self, until_ns: int) -> None:
         """The worker drains: give it back what it holds, so that it can end, and look for its successor after that."""
         for lease in self._leases.values():
-            if lease.open and self.up:
-                self._tell(self._connection.close, lease.slot, Cause.SHUTDOWN)
-                lease.open = False
+            self._close(lease, Cause.SHUTDOWN)
         self._down("draining")
-        self._next_hello_ns = until_ns
+        self._next_hello_ns, self._has_left = until_ns, True
 
     def _down(self, cause: str) -> None:
         """Discard what was awaited; the next handshake starts over. Harmless when the link is down already."""
         self._discard_rounds(cause)
         if self.up:
-            self.generation_bumps += sum(lease.open for lease in self._leases.values())
-            self._next_hello_ns = self._now_ns() + int(RETRY_S * NS)
-            self.last_error = self.last_error or f"the link to {self._endpoint} went down: {cause}"
+            self.generation_bumps += len(self._by_wire)
+            self._fruitless = 0 if self._answered else self._fruitless + 1
+            self._next_hello_ns = self._now_ns() + _pause_ns(self._fruitless, RETRY_MAX_S)
+            self.last_error = self.last_error or f"the link to {self.address} went down: {cause}"
         self.up = False
         self._leaves_ns = None
         for lease in self._leases.values():
-            lease.open = lease.lost = lease.replied = False
+            if lease.wire is not None:
+                lease.worker_lost(self._now_ns())
+            self._vacate(lease)
             lease.losses = lease.ready_ns = 0
+
+
+def _wire(lease: DraftLease) -> int:
+    """The slot of a lease that is open."""
+    assert lease.wire is not None
+    return lease.wire
+
+
+def _pause_ns(failures: int, longest_s: float) -> int:
+    """`RETRY_S`, doubled with every failure in a row."""
+    return int(NS * min(longest_s, RETRY_S * 2 ** min(8, failures)))
 
 
 def _raw(rows: Tensor) -> memoryview | bytes:

@@ -1,15 +1,20 @@
 """The engine: one thread, one loop, one forward pass of the target per turn.
 
-    take requests -> admit to slots -> choose depths -> draft -> stop early -> verify -> commit -> emit
+    take requests -> admit to slots -> choose depths -> ask for drafts
+        -> collect drafts -> stop early -> verify -> commit -> emit
 
-Prefill chunks and decode rows of all requests share the forward pass. A decoding request contributes its anchor and its
-drafts; a request without drafts (no worker, a discarded round, no budget left, k = 0) contributes its anchor alone and
-samples from the target. Depths are chosen before anything is drawn and from nothing that depends on a draw. With
-adaptive depths a proposal may be cut again before it is verified, by its confidences alone (`early_stop`).
+Drafts are asked for in rounds (`request_groups.GroupRound`). In one group every turn asks for all decoding requests,
+waits, and verifies them. In two groups a turn asks for those that the turn before committed, and verifies the others,
+whose drafts were under way meanwhile; which of both it is, is measured (`group_choice`).
+
+Prefill chunks and the decode rows of the turn's requests share the forward pass. A decoding request contributes its
+anchor and its drafts; a request without drafts (no worker, a discarded round, no budget left, k = 0) contributes its
+anchor alone and samples from the target. Depths are chosen before anything is drawn and from nothing that depends on a
+draw. With adaptive depths a proposal may be cut again before it is verified, by its confidences alone (`early_stop`).
 
 Invariants: a token is committed only by `_commit`; which drafts are verified is settled without looking at a draft;
 every draw is keyed by (request seed, round, absolute position, domain), and a request's round advances at every step
-that it takes part in; requests of the match lane are keyed by position alone instead, so that no round can change their
+that samples for it; requests of the match lane are keyed by position alone instead, so that no round can change their
 text. A failure inside one request (a NaN row, say) ends that request alone.
 """
 
@@ -33,13 +38,15 @@ from dspark.tickets import ResidualIdentityError
 from dspark_proto import Lane, ProposalReady, prefix_digest
 from dspark_spark.acceptance import judge, sample
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, Delta, GenerateRequest
-from dspark_spark.batch import Batch, schedule, width
+from dspark_spark.batch import Batch, prefill_chunks, width
 from dspark_spark.depth import DepthPlanner, forward_timer
 from dspark_spark.early_stop import cut_proposals
+from dspark_spark.group_choice import GroupChoice
 from dspark_spark.lanes import choose_lane
 from dspark_spark.leases import DraftLease, DraftRequest, DraftSource
-from dspark_spark.metrics import Metrics
+from dspark_spark.metrics import Metrics, RoundRecord
 from dspark_spark.proposals import Proposal, audit_proposal, read_proposal
+from dspark_spark.request_groups import GroupRound, next_groups
 from dspark_spark.request_queue import Entry, RequestQueue, Sink
 from dspark_spark.sequence import Sequence, first_edits, request_seed, sampling_policy
 from dspark_spark.stopwatch import Stopwatch
@@ -56,7 +63,8 @@ class EngineSettings:
 
     threads: OpenMP threads of the loop's own thread; None leaves torch's default. audit_rate: share of the drafted
     tokens whose draw is repeated, 0 to 1. adaptive_depth: choose depths by past acceptance and measured times, and stop
-    rounds early by the worker's confidences.
+    rounds early by the worker's confidences. request_groups: 1 or 2 groups that take turns on the link; None chooses
+    by measurement.
     """
 
     slots: int = 8
@@ -66,6 +74,7 @@ class EngineSettings:
     threads: int | None = None
     audit_rate: float = 1.0
     adaptive_depth: bool = False
+    request_groups: int | None = 1
 
 
 class Engine:
@@ -83,6 +92,7 @@ class Engine:
         self.settings, self.metrics = settings, metrics
         self.drafter, self.link = drafter, link
         self.stopwatch = Stopwatch()
+        self.groups = GroupChoice(settings.request_groups)
         self._model, self._tokenizer = model, tokenizer
         self._taps = drafter.config.target_layer_ids if drafter else ()
         depth = drafter.depth if drafter else 0
@@ -96,6 +106,7 @@ class Engine:
         self._inbox = RequestQueue(settings.queue_limit + settings.slots)
         self._waiting: deque[Entry] = deque()
         self._running: dict[str, tuple[Sequence, Sink]] = {}
+        self._under_way: list[GroupRound] = []
         self._free = list(range(settings.slots - 1, -1, -1))
         self._session = 0
         self._stop = threading.Event()
@@ -154,6 +165,7 @@ class Engine:
         """Nobody is left waiting, whatever ended the loop."""
         self._inbox.close()
         for sequence, sink in self._running.values():
+            self._leave_round(sequence)
             self._deliver(sink, replace(end, stats=sequence.stats()))
         self._running = {}
         self._waiting += [item for item in self._inbox.receive(0) if not isinstance(item, str)]
@@ -172,18 +184,16 @@ class Engine:
             return False
         tally = Tally()
         self.stopwatch.begin()
-        batch = schedule((s for s, _ in self._running.values()), self.settings.prefill_chunk)
-        proposals = self._draft(batch, tally)
-        if self._planner is not None:
-            proposals = cut_proposals(self._planner, batch, proposals)
-        batch.give(proposals)
+        prefilling = prefill_chunks((s for s, _ in self._running.values()), self.settings.prefill_chunk)
+        due = self._next_rounds(prefilling, tally)
+        batch = Batch(self._collect(due, tally), prefilling)
         self.stopwatch.lap("send")
         result = self._verify(batch)
         self.stopwatch.lap("verify")
         self._keep_taps(batch, result)
         self._commit_all(batch, result, tally)
         self.stopwatch.lap("sample")
-        self._record(tally, batch)
+        self._record(tally, batch, due)
         return True
 
     def _receive(self) -> None:
@@ -261,27 +271,56 @@ class Engine:
             tokens=sequence.tokens,
         )
 
-    def _draft(self, batch: Batch, tally: Tally) -> dict[int, Proposal]:
-        """Ask the worker for proposals of every decoding request that can use one; wait at most the deadline."""
-        requests: list[DraftRequest] = []
+    def _next_rounds(self, prefilling: list[tuple[Sequence, int]], tally: Tally) -> list[GroupRound]:
+        """Ask for the drafts of requests that have no round under way; returns the rounds to verify in this turn."""
+        decoding = [s for s, _ in self._running.values() if s.decoding]
+        groups = self.groups.choose(sum(self._depth_limit(s) > 0 for s in decoding))
+        busy = {s.slot for round_ in self._under_way for s, _ in round_.batch.decoding}
+        idle = [s for s in decoding if s.slot not in busy]
+        for members in next_groups(idle, len(busy), groups):
+            self._under_way.append(self._ask(Batch([(s, None) for s in members], prefilling), tally))
+        count = 1 if groups == 2 else len(self._under_way)
+        due, self._under_way = self._under_way[:count], self._under_way[count:]
+        return due
+
+    def _ask(self, batch: Batch, tally: Tally) -> GroupRound:
+        """Start the next round of these requests, and ask for drafts of everyone who can use them."""
+        asked: dict[int, DraftRequest] = {}
+        reasons: dict[int, str] = {}
+        tokens = 0.0
         planned = self._plan(batch)
         for sequence, _ in batch.decoding:
-            depth, reason = self._depth(sequence, [r.lease for r in requests], planned.get(sequence.slot))
+            sequence.round += 1
+            depth, reason = self._depth(sequence, [r.lease for r in asked.values()], planned.get(sequence.slot))
+            tokens += self._planner.expected_tokens(sequence.slot, sequence.lane, depth) if self._planner else 1
             if depth:
                 tally.asked(depth)
-                requests.append(self._draft_request(sequence, depth))
+                asked[sequence.slot] = self._draft_request(sequence, depth)
             else:
-                tally.target_only[reason] += 1
-        if not requests or self.link is None:
-            return {}
-        round_ = self.link.step(requests)
+                reasons[sequence.slot] = reason
+        replies = self.link.step(list(asked.values())) if asked and self.link is not None else None
         self.stopwatch.lap("send")
-        ready = self.link.collect(round_)
+        return GroupRound(batch, asked, reasons, replies, tokens, self._planner.curve if self._planner else None)
+
+    def _collect(self, due: list[GroupRound], tally: Tally) -> list[tuple[Sequence, Proposal | None]]:
+        """Everyone who is verified in this turn, with the proposals that came; waits at most the rounds' deadlines."""
+        decoding: list[tuple[Sequence, Proposal | None]] = []
+        for round_ in due:
+            proposals = self._proposals(round_)
+            decoding += [(s, proposals.get(s.slot)) for s, _ in round_.batch.decoding]
+            tally.target_only.update(round_.reasons.values())
+            tally.target_only["discarded"] += len(round_.asked) - len(proposals)
+        return decoding
+
+    def _proposals(self, round_: GroupRound) -> dict[int, Proposal]:
+        """Wait for the round's drafts; each proposal is cut to what is worth verifying when depths are adaptive."""
+        if round_.replies is None or self.link is None:
+            return {}
+        ready = self.link.collect(round_.replies)
         drafting_s = max((event.draft_us for event in ready.values()), default=0) / 1e6
         self.stopwatch.split("drafter", drafting_s, rest="link")
-        proposals = self._read(requests, ready)
-        tally.target_only["discarded"] += len(requests) - len(proposals)
-        return proposals
+        proposals = self._read(list(round_.asked.values()), ready)
+        return proposals if round_.curve is None else cut_proposals(round_.curve, round_.batch, proposals)
 
     def _plan(self, batch: Batch) -> dict[int, int]:
         """Depths by slot when they are adaptive, else none: fixed before any draw, from earlier rounds only."""
@@ -354,9 +393,7 @@ class Engine:
 
     def _verify(self, batch: Batch) -> ForwardResult:
         """One forward pass over anchors, drafts and prefill chunks; logits where somebody samples."""
-        return self._model.forward(
-            self._cache, batch.segments(), tap_layers=self._taps, logit_rows=batch.logit_rows()
-        )
+        return self._model.forward(self._cache, batch.segments(), tap_layers=self._taps, logit_rows=batch.logit_rows())
 
     def _keep_taps(self, batch: Batch, result: ForwardResult) -> None:
         """Store prefill taps and hand them to the link; decode taps wait until it is known what was accepted."""
@@ -446,12 +483,19 @@ class Engine:
     def _finish(self, request_id: str, delta: Delta) -> None:
         """Free everything the request held, then tell its client."""
         sequence, sink = self._running.pop(request_id)
+        self._leave_round(sequence)
         if sequence.lease is not None and self.link is not None:
             self.link.release(sequence.lease)
         if self._planner is not None:
             self._planner.forget(sequence.slot)
         self._free.append(sequence.slot)
         self._deliver(sink, replace(delta, stats=sequence.stats()))
+
+    def _leave_round(self, sequence: Sequence) -> None:
+        """A request that ends while its drafts are under way takes them with it."""
+        if any([round_.drop(sequence) for round_ in self._under_way]):
+            self.metrics.record_round(RoundRecord(discards={"cancelled": 1}))
+        self._under_way = [round_ for round_ in self._under_way if round_.batch.decoding]
 
     def _deliver(self, sink: Sink, delta: Delta) -> None:
         if delta.finish_reason is not None:
@@ -460,14 +504,18 @@ class Engine:
 
     # -- metrics -----------------------------------------------------------------------------------------------
 
-    def _record(self, tally: Tally, batch: Batch) -> None:
+    def _record(self, tally: Tally, batch: Batch, due: list[GroupRound]) -> None:
         if self.link is not None:
             tally.discards += self.link.discards
             self.link.discards.clear()
         laps = self.stopwatch.end()
         self.metrics.record_round(tally.record(laps))
+        asked = any(round_.asked for round_ in due)
+        usual = not batch.prefilling and not tally.target_only["discarded"]
+        waited_s = laps.get("drafter", 0.0) + laps.get("link", 0.0)
+        self.groups.turned(len(batch.decoding), sum(r.tokens for r in due), waited_s, usual=usual and asked)
         if self._planner is not None and not batch.prefilling:
-            drafting = sum(laps.get(stage, 0.0) for stage in DRAFTING_STAGES) if tally.drafts else None
+            drafting = sum(laps.get(stage, 0.0) for stage in DRAFTING_STAGES) if asked else None
             self._planner.timed(batch.decode_rows(), laps["verify"] + laps["sample"], drafting)
 
     def _publish_state(self) -> None:

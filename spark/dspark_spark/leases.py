@@ -1,7 +1,7 @@
 """What the engine and its draft link hold of drafting: a request's lease, what it asks for in a round, and the round.
 
-Values only; `draft_link` decides when their state changes. `DraftSource` is what the engine needs of a link, or of a
-pool of them. Called by `engine`, `sequence` and `draft_link`.
+Values only; `draft_link` and `draft_pool` decide when their state changes. `DraftSource` is what the engine needs of a
+link, or of a pool of them. Called by `engine`, `sequence`, `draft_link` and `draft_pool`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -19,16 +19,23 @@ from dspark_proto import EMPTY_DIGEST, Lane, ProposalReady
 LOSS_PAUSE_S, LOSS_PAUSE_MAX_S = 0.2, 5.0
 NS = 1_000_000_000
 
+WorkerState = Literal["connecting", "up", "late", "draining", "quarantined"]
+"""late: it is up, but its rounds keep timing out, so that it rests and gets no new leases."""
+
 
 @dataclass(slots=True)
 class DraftLease:
-    """One request's share of the worker.
+    """One request's share of a worker.
 
-    seed: signed 64-bit. support: entries per row, 0 for dense rows. taps: bf16 [positions, taps * d] of every committed
-    position below `known`, kept by the engine for re-seeding; tokens: the request's own list of committed tokens, at
-    least as long. The rest belongs to the link: `open` while the worker holds the slot; `lost` when its generation died
-    and a reset is due at `retry_ns`; no STEP before `ready_ns`; `losses` in a row; `replied` when the outcome of the
-    last round may be committed with the next STEP.
+    slot: the engine's slot, by which rounds and replies name the request; `wire` is the slot of the worker's connection
+    that the link has given it, None without one. seed: signed 64-bit. support: entries per row, 0 for dense rows.
+    taps: bf16 [positions, taps * d] of every committed position below `known`, kept by the engine for re-seeding;
+    tokens: the request's own list of committed tokens, at least as long. The rest belongs to the link: `open` while the
+    worker holds the slot; `lost` when its generation died and a reset is due at `retry_ns`; no STEP before `ready_ns`;
+    `losses` in a row; `replied` when the outcome of the last round may be committed with the next STEP; `misfit` when
+    the agreed version has no place for the lease; `asked_round`, the last round that any worker was asked to draft;
+    `asked_ns`, when the oldest round without an answer was asked for; `lost_ns`, since when a lost worker has cost the
+    request its proposals.
     """
 
     slot: int
@@ -47,6 +54,16 @@ class DraftLease:
     retry_ns: int = 0
     ready_ns: int = 0
     replied: bool = False
+    misfit: bool = False
+    wire: int | None = None
+    asked_round: int = -1
+    asked_ns: int | None = None
+    lost_ns: int | None = None
+
+    def worker_lost(self, now: int) -> None:
+        """Its worker is gone: from here, or from the round that was not answered, until the next proposal."""
+        if self.lost_ns is None:
+            self.lost_ns = now if self.asked_ns is None else self.asked_ns
 
     def pause_ns(self) -> int:
         """How long to leave the slot alone: nothing after one loss, then doubling."""
@@ -78,16 +95,46 @@ class DraftRound:
     ready: dict[int, ProposalReady] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker as operators see it: how many requests it drafts for, and what went wrong last."""
+
+    address: str
+    state: WorkerState
+    leases: int
+    last_error: str | None
+
+
 class DraftSource(Protocol):
     """Where drafts come from. Owned by the engine thread; only `collect` may block, and no call raises for a worker's
-    fault. `discards` counts proposals that were asked for and never became ready, by cause; its owner clears it.
+    fault. Three totals are cleared by who reads them: `discards`, proposals that were asked for and never became ready,
+    by cause; `takeovers`, leases that went to another worker, by cause; `respeculations`, for each request whose worker
+    was lost, the seconds from then to its next proposal.
     """
 
-    up: bool
-    reconnects: int
-    generation_bumps: int
     discards: Counter[str]
-    last_error: str | None
+    takeovers: Counter[str]
+    respeculations: list[float]
+
+    @property
+    def up(self) -> bool:
+        """Whether some worker has accepted."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often a link was lost and came back, since start."""
+
+    @property
+    def generation_bumps(self) -> int:
+        """Slot generations that went up, since start."""
+
+    @property
+    def last_error(self) -> str | None:
+        """What a person should know, None when all is well."""
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """All workers; may be read from any thread."""
 
     @property
     def drops(self) -> Mapping[str, int]:

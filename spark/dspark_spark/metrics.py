@@ -3,7 +3,7 @@
 Purpose: one object that the engine thread and the endpoint write to and that `/metrics` renders.
 Invariants: drafted = verified + discarded + cut by early stop, accepted <= verified, as long as each
 `RoundRecord` says so; the series of every draft position exists from the start with value 0, so that a drafter
-that does nothing is visible as zeros.
+that does nothing is visible as zeros; an alarm is raised while no draft is accepted at all.
 Called by: the engine thread (`record_round` once per round, `set_load`, worker and wire events), the endpoint
 (`record_prompt`, `record_delta`, `record_finish`, `render`). Thread-safe.
 Never: uses prometheus-client's global registry; a process may hold several `Metrics`.
@@ -12,13 +12,17 @@ Source of the names: vLLM's `vllm:*` series; see docs/reference/http.md for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from dspark_spark.alarm import ZeroAcceptanceAlarm
 from dspark_spark.api import FINISH_ABORT, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP
+from dspark_spark.leases import WorkerState, WorkerStatus
 
 # A `_created` series beside every counter would double the page and tell when the process started.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -28,6 +32,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREFIX = "dspark:"
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+_RECOVERY_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _STAGE_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -59,6 +64,8 @@ class Metrics:
     def __init__(self, num_speculative_tokens: int) -> None:
         """`num_speculative_tokens` is k: the number of per-position series; 0 makes none."""
         self._registry = CollectorRegistry()
+        self._zero_acceptance = ZeroAcceptanceAlarm()
+        self._addresses: set[str] = set()
         self._make_request_series()
         self._make_speculation_series(num_speculative_tokens)
         self._make_link_series()
@@ -80,6 +87,10 @@ class Metrics:
         self._residual_identity_failures.inc(record.residual_identity_failures)
         for stage, seconds in record.stage_seconds.items():
             self._round_stage.labels(stage).observe(seconds)
+        verified = record.drafts - sum(record.discards.values()) if record.verified_tokens else 0
+        if verified:
+            raised = self._zero_acceptance.judged(verified, sum(record.accepted_per_position))
+            self._alarm.labels(ZeroAcceptanceAlarm.NAME).set(int(raised))
 
     def set_load(self, running: int, waiting: int) -> None:
         """Requests in the decode batch, and requests that wait for a slot."""
@@ -89,6 +100,28 @@ class Metrics:
     def set_worker_up(self, is_up: bool) -> None:
         """Whether the drafter worker answers; False from the start until this is called."""
         self._worker_up.set(int(is_up))
+
+    def set_pool(self, workers: Sequence[WorkerStatus]) -> None:
+        """The workers of the pool; a worker that is no longer one of them loses its series."""
+        states = Tally(worker.state for worker in workers)
+        for state in get_args(WorkerState):
+            self._pool_workers.labels(state).set(states[state])
+        leases: Tally[str] = Tally()
+        for worker in workers:
+            leases[worker.address] += worker.leases
+        for gone in self._addresses - set(leases):
+            self._pool_leases.remove(gone)
+        for address, count in leases.items():
+            self._pool_leases.labels(address).set(count)
+        self._addresses = set(leases)
+
+    def record_takeover(self, cause: str, count: int = 1) -> None:
+        """Leases that went from one worker to another."""
+        self._takeovers.labels(cause).inc(count)
+
+    def record_respeculation(self, seconds: float) -> None:
+        """A request whose worker was lost has its next proposal, so long after."""
+        self._respeculate.observe(seconds)
 
     def record_audits(self, passed: int, failed: int) -> None:
         """Drafted tokens whose draw was repeated from their row and key."""
@@ -176,14 +209,26 @@ class Metrics:
     def _make_link_series(self) -> None:
         self._worker_up = self._gauge("worker_up", "1 while the drafter worker answers")
         self._worker_reconnects = self._counter("worker_reconnects", "Links to the worker that came back")
+        self._pool_workers = self._gauge("pool_workers", "Workers of the pool, by state", "state")
+        for state in get_args(WorkerState):
+            self._pool_workers.labels(state)
+        self._pool_leases = self._gauge("pool_leases", "Requests that a worker drafts for", "worker")
+        self._takeovers = self._counter("lease_takeovers", "Leases that went to another worker, by cause", "cause")
+        for cause in ("worker_down", "draining", "quarantined", "late", "refused"):
+            self._takeovers.labels(cause)
+        self._respeculate = self._histogram(
+            "request_respeculate_seconds", "Loss of a request's worker to its next proposal", _RECOVERY_SECONDS
+        )
+        self._alarm = self._gauge("alarm", "1 while something is wrong that no request shows", "name")
+        self._alarm.labels(ZeroAcceptanceAlarm.NAME)
         self._generation_bumps = self._counter("generation_bumps", "Slot generations that went up")
         self._wire_drops = self._counter("wire_drops", "Messages dropped on arrival, by cause", "cause")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, text, labels, registry=self._registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(_PREFIX + name, text, registry=self._registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(_PREFIX + name, text, labels, buckets=buckets, registry=self._registry)

@@ -38,7 +38,7 @@ class Sequence:
 
     tokens: prompt and committed tokens; the last one is the anchor once decoding. computed: positions whose KV rows are
     valid; while decoding it is len(tokens) - 1, because the anchor's row is computed together with the drafts.
-    round counts engine steps of this request, from 1, and keys its random numbers: no two steps share a key.
+    round counts the steps of this request that sample, from 1, and keys its random numbers: no two steps share a key.
     lane: the acceptance rule to the request's end. In the match lane its numbers are keyed by position alone.
     edits: what its rows are edited with, behind some of the committed tokens; `edit_state` brings it up to all of them.
     """

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dspark_spark.leases import DraftSource
+from dspark_spark.leases import DraftSource, WorkerStatus
 from dspark_spark.metrics import Metrics, RoundRecord
 
 
@@ -58,6 +58,7 @@ class LinkReporter:
         self._reconnects = 0
         self._bumps = 0
         self._drops: dict[str, int] = {}
+        self._workers: tuple[WorkerStatus, ...] = ()
 
     def publish(self, link: DraftSource) -> None:
         self._metrics.set_worker_up(link.up)
@@ -71,3 +72,16 @@ class LinkReporter:
             if new:
                 self._metrics.record_wire_drop(cause, new)
                 self._drops[cause] = count
+        self._publish_pool(link)
+
+    def _publish_pool(self, link: DraftSource) -> None:
+        workers = link.workers
+        if workers != self._workers:
+            self._workers = workers
+            self._metrics.set_pool(workers)
+        for cause, count in link.takeovers.items():
+            self._metrics.record_takeover(cause, count)
+        for seconds in link.respeculations:
+            self._metrics.record_respeculation(seconds)
+        link.takeovers.clear()
+        link.respeculations.clear()

@@ -5,6 +5,7 @@ The engine runs in this process and is slowed down by `Pace`, so that faults lan
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,8 @@ import zmq
 from openai import OpenAI
 
 from dspark import roles
-from dspark.launch import LocalWorker
+from dspark.launch import LocalWorker, stop_all
+from dspark.proof.tiny_pair import write_drafter
 from dspark_spark.build import Spark
 from dspark_spark.engine import Engine
 from tests.conftest import RunningEndpoint, TinyPair, run_endpoint, worker_arguments
@@ -57,6 +59,7 @@ class Stream:
     """A greedy stream of the official client, read in a thread; `arrivals` are the times of its chunks."""
 
     url: str
+    prompt: list[int] = field(default_factory=lambda: PROMPT)
     ids: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
@@ -72,7 +75,7 @@ class Stream:
         extra = {"ignore_eos": True, "dspark_token_origins": True}
         try:
             for chunk in client.completions.create(
-                model="target", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True, extra_body=extra
+                model="target", prompt=self.prompt, max_tokens=TOKENS, temperature=0, stream=True, extra_body=extra
             ):
                 origins: Any = (chunk.choices[0].model_extra or {}).get("dspark") if chunk.choices else None
                 if origins:
@@ -236,6 +239,98 @@ def test_nonsense_on_the_workers_port_harms_nobody(
     assert total(endpoint.url, "worker_reconnects_total") == reconnects
 
 
+# -- several workers -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pool:
+    """A rank that follows a workers file, and the processes that the file may name."""
+
+    endpoint: RunningEndpoint
+    pace: Pace
+    file: Path
+    workers: dict[str, LocalWorker]
+
+    def version(self) -> dict[str, dict[str, Any]]:
+        """What /version says of each worker, by address."""
+        with urllib.request.urlopen(self.endpoint.url + "/version", timeout=10) as response:
+            return {one["address"]: one for one in json.load(response)["engine"]["workers"]}
+
+    def streams(self) -> list[Stream]:
+        streams = [Stream(self.endpoint.url, [*PROMPT, i]).start() for i in range(4)]
+        wait_until(lambda: all(sum(stream.from_draft) > 5 for stream in streams))
+        return streams
+
+
+@pytest.fixture(scope="module")
+def pool(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    root = tmp_path_factory.mktemp("pool")
+    second = TinyPair(tiny_pair.target, write_drafter(root / "v2", tiny_pair.target, seed=8))
+    pairs = {"a": tiny_pair, "b": tiny_pair, "v2": second}
+    workers = {name: LocalWorker(worker_arguments(pair), restart=False, log=lambda line: None)
+               for name, pair in pairs.items()}  # fmt: skip
+    file = root / "workers"
+    file.write_text("".join(f"{workers[name].endpoint}\n" for name in "ab"))
+    build = roles.build_spark
+
+    def build_pool(machine: roles.Machine, speculative: str, worker: str | None, _deadline_ms: int) -> Spark:
+        return build(machine, speculative, worker, 5000, workers_file=file)
+
+    for worker in workers.values():
+        worker.start()
+    try:
+        for worker in workers.values():
+            worker.wait_ready()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(roles, "build_spark", build_pool)
+            for endpoint in run_endpoint(tiny_pair, None, tiny_pair.speculative()):
+                yield Pool(endpoint, Pace(endpoint.spark.engine), file, workers)  # type: ignore[attr-defined]
+    finally:
+        stop_all(list(workers.values()))
+
+
+def test_a_rolling_swap_by_file_edit_and_a_killed_worker_are_noticed_by_no_stream(pool: Pool) -> None:
+    """Four streams each time: undisturbed, over a swap of b for another checkpoint, and over a's death."""
+    url, v2 = pool.endpoint.url, pool.workers["v2"].endpoint
+    a, b = pool.workers["a"].endpoint, pool.workers["b"].endpoint
+    wait_until(lambda: metrics(url)['dspark:pool_workers{state="up"}'] == 2)
+    undisturbed = [stream.result() for stream in pool.streams()]
+    watch = pool.endpoint.spark.watch  # type: ignore[attr-defined]
+    watch.start()
+
+    pool.pace.seconds = 0.05
+    streams = pool.streams()
+    assert sorted(one["leases"] for one in pool.version().values()) == [2, 2]
+    pool.file.write_text(f"{a}\n{v2} v2  # the new checkpoint\n")
+    wait_until(lambda: set(pool.version()) == {a, v2} and pool.version()[v2]["state"] == "up")
+    assert all(stream.thread.is_alive() for stream in streams)
+    wait_until(lambda: sum(one["leases"] for one in pool.version().values()) == 4)
+    marks = [len(stream.ids) for stream in streams]
+    pool.pace.seconds = 0.0
+    assert [stream.result() for stream in streams] == undisturbed
+    assert all(sum(s.from_draft[mark:]) > 0 for s, mark in zip(streams, marks, strict=True))
+    after = metrics(url)
+    assert after['dspark:lease_takeovers_total{cause="draining"}'] == 2
+    assert [name for name, count in after.items() if "proposal_discards" in name and count] == []
+
+    pool.pace.seconds = 0.05
+    streams = pool.streams()
+    assert sorted(one["leases"] for one in pool.version().values()) == [2, 2]
+    os.kill(pool.workers["a"].pid, signal.SIGKILL)
+    wait_until(lambda: metrics(url)["dspark:request_respeculate_seconds_count"] == 2)
+    assert {address: one["leases"] for address, one in pool.version().items()} == {a: 0, v2: 4}
+    assert all(stream.thread.is_alive() for stream in streams)
+    marks = [len(stream.ids) for stream in streams]
+    pool.pace.seconds = 0.0
+    assert [stream.result() for stream in streams] == undisturbed
+    assert all(sum(s.from_draft[mark:]) > 0 for s, mark in zip(streams, marks, strict=True))
+    after = metrics(url)
+    assert after['dspark:lease_takeovers_total{cause="worker_down"}'] == 2
+    print("seconds until two requests speculated again:", after["dspark:request_respeculate_seconds_sum"])
+    assert b not in pool.version()
+    watch.stop()
+
+
 # -- `dspark serve` as a process -------------------------------------------------------------------------------
 
 
@@ -257,9 +352,10 @@ class Serve:
         return [int(child) for child in text.split()]
 
 
-def serve(pair: TinyPair, speculative: str) -> Serve:
+def serve(pair: TinyPair, speculative: str, workers: int = 1) -> Serve:
     command = [sys.executable, "-m", "dspark.cli", "serve", "--port", "0", "--target", str(pair.target)]
     command += ["--speculative-config", speculative, "--dtype", "fp32", "--threads", "1", "--max-context", "256"]
+    command += ["--workers", str(workers)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     lines = []
@@ -278,10 +374,11 @@ def end(running: Serve) -> None:
     running.process.wait(10)
 
 
-def test_serve_says_how_to_use_it_and_sigterm_ends_it_with_its_worker(tiny_pair: TinyPair) -> None:
-    running = serve(tiny_pair, tiny_pair.speculative())
+def test_serve_says_how_to_use_it_and_sigterm_ends_it_with_its_workers(tiny_pair: TinyPair) -> None:
+    running = serve(tiny_pair, tiny_pair.speculative(), workers=2)
     try:
-        (worker,) = running.workers()
+        workers = running.workers()
+        assert len(workers) == 2
         assert shutil.which("curl"), "the ready line is a curl command"
         _, _, command = running.ready.partition("try: ")
         shown = subprocess.run(["sh", "-c", command.replace("curl ", "curl -sS ", 1)], capture_output=True, text=True)
@@ -294,10 +391,10 @@ def test_serve_says_how_to_use_it_and_sigterm_ends_it_with_its_worker(tiny_pair:
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 60
         assert total(running.url, "spec_decode_num_accepted_tokens_total") > 0
-        assert metrics(running.url)["dspark:worker_up"] == 1
+        wait_until(lambda: metrics(running.url)['dspark:pool_workers{state="up"}'] == 2)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0
-        wait_until(lambda: gone(worker), 5)
+        wait_until(lambda: all(gone(worker) for worker in workers), 5)
         assert "Traceback" not in "".join(running.lines)
     finally:
         end(running)

@@ -280,4 +280,4 @@ def test_the_plan_is_made_before_anything_is_drawn(parts: Parts, monkeypatch: py
     rounds = [i for i, event in enumerate(events) if event == "step"]
     assert len(rounds) > 3
     assert all(events[i - 1] == "plan" and events[i + 1] == "judged" for i in rounds)
-    assert events.count("plan") == turns  # one for all requests
+    assert events.count("plan") == turns - 1  # one for all requests in each turn but that of the prompts

@@ -419,12 +419,19 @@ def test_credit_that_never_comes_leaves_the_request_target_only(parts: Parts) ->
 
 
 def test_more_engine_slots_than_the_worker_has(parts: Parts) -> None:
+    """Requests that find no slot at the worker wait for one, target-only, and take it as soon as it is free."""
     rig = build_rig(parts, worker=parts.worker(slots=2, max_slots=2, max_in_flight=2))
-    readers = [rig.ask([*PROMPT[:4], i], max_tokens=20) for i in range(4)]
+    readers = [rig.ask([*PROMPT[:4], i], max_tokens=20 + 60 * (i > 1)) for i in range(4)]
+    rig.finish(*readers[:2])
+    assert all(r.last.stats.accepted > 0 for r in readers[:2])
+    assert not any(d.from_draft[0] for r in readers[2:] for d in r.deltas)
+    waited = rig.labelled("target_only_steps_total")["no_lease"]
+    rig.turns(2)
+    assert {lease.slot: lease.wire for lease in rig.link._leases.values()} == {2: 0, 3: 1}
     rig.finish(*readers)
-    assert [r.last.stats.accepted > 0 for r in readers] == [True, True, False, False]
-    assert all(r.finish == "length" for r in readers)
-    assert rig.labelled("target_only_steps_total")["no_lease"] == 2 * 18
+    assert all(r.last.stats.accepted > 0 for r in readers)
+    assert rig.labelled("target_only_steps_total")["no_lease"] <= waited + 2
+    assert rig.labelled("proposal_discards_total") == {}
     rig.check_idle()
 
 
@@ -482,6 +489,35 @@ def test_a_draining_worker_gets_its_slots_back_and_its_successor_is_found(
     assert rig.link.reconnects == 1
     assert rig.wire.worker.counters.rounds > 0
     assert rig.labelled("proposal_discards_total") == {}
+    rig.check_idle()
+
+
+def test_a_lost_close_does_not_poison_the_slot(rig: Rig, undisturbed: list[int]) -> None:
+    """The worker calls the slot busy, for ever: only a fresh start tells it that the request is over."""
+    hook = rig.wire.up = pick(MessageType.CLOSE, drop, nth=1)
+    first = rig.answer(PROMPT, max_tokens=TOKENS)
+    assert hook.hits == 1
+    second = rig.answer(PROMPT, max_tokens=TOKENS)
+    assert rig.link.reconnects == 1
+    third = rig.answer(PROMPT, max_tokens=TOKENS)
+    assert first.ids == second.ids == third.ids == undisturbed
+    assert third.last.stats.target_only_steps <= 1
+    rig.check_idle()
+
+
+def test_a_reply_that_is_read_late_accuses_the_process_that_made_it(rig: Rig) -> None:
+    reader = start(rig)
+    (lease,) = rig.link._leases.values()
+    accused = rig.link._epoch()
+    rig.wire.replace_worker(rig.parts.worker(step_deadline_ms=600_000))
+    rig.link._down("test")
+    while not rig.link.up:
+        rig.link.pump()
+    rig.link.invalid(lease, "a row that came before")
+    assert rig.link.up
+    assert rig.link._quarantine == {accused} != {rig.link._epoch()}
+    assert rig.link.discards == {"invalid_row": 1}
+    rig.finish(reader)
     rig.check_idle()
 
 

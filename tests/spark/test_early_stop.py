@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from dspark.admission import Load, StepCurve
 from dspark.dyadic import greedy_row
 from dspark_proto import Lane
 from dspark_spark.api import GenerateRequest, SamplingParams
 from dspark_spark.batch import Batch
 from dspark_spark.depth import DepthPlanner
-from dspark_spark.early_stop import cut_proposals
+from dspark_spark.early_stop import cut_proposals, worth_verifying
 from dspark_spark.proposals import Proposal
 from dspark_spark.sequence import Sequence as Request
 from dspark_workers.chain import Proposal as Drafted
@@ -40,8 +41,8 @@ def sloped(rows: int) -> float:
     return 0.010 + 0.001 * (rows - 1)
 
 
-def planner(measure: Callable[[int], float] = sloped, rows: int = 40) -> DepthPlanner:
-    return DepthPlanner(DEPTH, rows, measure)
+def curve(measure: Callable[[int], float] = sloped, rows: int = 40) -> StepCurve:
+    return DepthPlanner(DEPTH, rows, measure).curve
 
 
 def proposal(*confidences: float) -> Proposal:
@@ -64,42 +65,42 @@ def depths(cut: Mapping[int, Proposal]) -> dict[int, int]:
 
 def test_drafts_are_verified_while_they_are_worth_their_row() -> None:
     """One request, 10 ms a step: draft k brings c_1 .. c_k tokens and costs a tenth of the step's share of one."""
-    assert planner().worth_verifying({0: (0.9, 0.9, 0.9, 0.9)}, 1, 1) == {0: 4}
-    assert planner().worth_verifying({0: (0.9, 0.1, 0.9, 0.9)}, 1, 1) == {0: 1}
-    assert planner().worth_verifying({0: (0.05, 1.0, 1.0, 1.0)}, 1, 1) == {0: 0}
-    assert planner(flat).worth_verifying({0: (0.01, 0.01, 0.01)}, 1, 1) == {0: 3}
-    assert planner(steep).worth_verifying({0: (0.9, 0.9, 0.9)}, 1, 1) == {0: 0}
+    assert worth_verifying(curve(), {0: (0.9, 0.9, 0.9, 0.9)}, Load(1, 1)) == {0: 4}
+    assert worth_verifying(curve(), {0: (0.9, 0.1, 0.9, 0.9)}, Load(1, 1)) == {0: 1}
+    assert worth_verifying(curve(), {0: (0.05, 1.0, 1.0, 1.0)}, Load(1, 1)) == {0: 0}
+    assert worth_verifying(curve(flat), {0: (0.01, 0.01, 0.01)}, Load(1, 1)) == {0: 3}
+    assert worth_verifying(curve(steep), {0: (0.9, 0.9, 0.9)}, Load(1, 1)) == {0: 0}
 
 
 def test_the_load_counts() -> None:
     """(T + a) / (10 + r) against T / (9 + r) in ms: with many tokens in the step a draft must be likelier."""
-    assert planner().worth_verifying({0: (0.5,)}, 1, 1) == {0: 1}
-    assert planner().worth_verifying({0: (0.5,)}, 8, 8) == {0: 1}
-    assert planner().worth_verifying({0: (0.4,)}, 8, 8) == {0: 0}
-    assert planner().worth_verifying({0: (0.4,)}, 8, 30) == {0: 1}
+    assert worth_verifying(curve(), {0: (0.5,)}, Load(1, 1)) == {0: 1}
+    assert worth_verifying(curve(), {0: (0.5,)}, Load(8, 8)) == {0: 1}
+    assert worth_verifying(curve(), {0: (0.4,)}, Load(8, 8)) == {0: 0}
+    assert worth_verifying(curve(), {0: (0.4,)}, Load(8, 30)) == {0: 1}
 
 
 def test_a_stop_is_final_and_later_confidences_decide_nothing_earlier() -> None:
     """Appendix A: c_2 knows x_1, so it must not decide whether x_1 is verified."""
     dice = random.Random(3)
-    made = planner()
+    made = curve()
     for _ in range(300):
         chains = {slot: [dice.random() for _ in range(DEPTH)] for slot in range(3)}
-        found = made.worth_verifying(chains, 3, 3)
+        found = worth_verifying(made, chains, Load(3, 3))
         for slot, depth in found.items():
             for later in range(depth + 1, DEPTH):
                 other = {s: list(chain) for s, chain in chains.items()}
                 other[slot][later] = dice.choice((0.0, 1.0, dice.random()))
-                assert made.worth_verifying(other, 3, 3) == found
+                assert worth_verifying(made, other, Load(3, 3)) == found
 
 
 def test_a_confidence_decides_on_its_own_draft_and_those_behind_it() -> None:
-    assert planner().worth_verifying({0: (0.9, 0.9, 0.0, 1.0)}, 1, 1) == {0: 2}
-    assert planner().worth_verifying({0: (0.9, 0.9, 1.0, 0.0)}, 1, 1) == {0: 3}
+    assert worth_verifying(curve(), {0: (0.9, 0.9, 0.0, 1.0)}, Load(1, 1)) == {0: 2}
+    assert worth_verifying(curve(), {0: (0.9, 0.9, 1.0, 0.0)}, Load(1, 1)) == {0: 3}
 
 
 def test_requests_without_a_proposal_are_only_load() -> None:
-    assert planner().worth_verifying({}, 3, 3) == {}
+    assert worth_verifying(curve(), {}, Load(3, 3)) == {}
 
 
 # -- the batch -------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def test_requests_without_a_proposal_are_only_load() -> None:
 
 def test_proposals_are_cut_to_their_first_drafts() -> None:
     made = {0: proposal(0.9, 0.9, 0.0, 0.9), 2: proposal(0.0, 1.0)}
-    cut = cut_proposals(planner(), batch_of(1, 2, 3), made)
+    cut = cut_proposals(curve(), batch_of(1, 2, 3), made)
     assert depths(cut) == {0: 2, 2: 0}
     assert cut[0].tokens == [0, 1]
     assert cut[0].rows == made[0].rows[:2]
@@ -118,16 +119,14 @@ def test_proposals_are_cut_to_their_first_drafts() -> None:
 def test_prefill_rows_are_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
-    def note(
-        self: DepthPlanner, confidences: Mapping[int, Sequence[float]], requests: int, rows: int
-    ) -> dict[int, int]:
-        seen.append((requests, rows))
+    def note(_curve: StepCurve, confidences: Mapping[int, Sequence[float]], load: Load) -> dict[int, int]:
+        seen.append((load.requests, load.rows))
         return dict.fromkeys(confidences, 1)
 
-    monkeypatch.setattr(DepthPlanner, "worth_verifying", note)
-    cut_proposals(planner(), batch_of(1, 2, prefilling=17), {0: proposal(0.5, 0.5)})
+    monkeypatch.setattr("dspark_spark.early_stop.worth_verifying", note)
+    cut_proposals(curve(), batch_of(1, 2, prefilling=17), {0: proposal(0.5, 0.5)})
     assert seen == [(2, 2 + 17)]
-    cut_proposals(planner(), batch_of(1, 1, 1), {0: proposal(0.5), 1: proposal(0.5, 0.5), 2: proposal(0.5)})
+    cut_proposals(curve(), batch_of(1, 1, 1), {0: proposal(0.5), 1: proposal(0.5, 0.5), 2: proposal(0.5)})
     assert seen[1] == (3, 3 + 2 + 1)
 
 
@@ -144,7 +143,7 @@ def test_confidences_of_one_request_do_not_select_the_drafts_of_its_twin(order: 
 
     def verified(x: int) -> int:
         chains = {0: proposal(0.9, 1.0 if x == 0 else 0.0), 1: proposal(0.5)}
-        return depths(cut_proposals(planner(cost), batch_of(*order), chains))[1]
+        return depths(cut_proposals(curve(cost), batch_of(*order), chains))[1]
 
     if order[0] == order[1]:
         assert [verified(x) for x in (0, 1)] == [1, 1]
@@ -154,8 +153,8 @@ def test_confidences_of_one_request_do_not_select_the_drafts_of_its_twin(order: 
 
 def test_the_first_of_a_seed_takes_part() -> None:
     chains = {slot: proposal(0.0, 0.0) for slot in (0, 1, 2, 3)}
-    assert depths(cut_proposals(planner(), batch_of(5, 6, 5, 6), chains)) == {0: 0, 1: 0, 2: 2, 3: 2}
-    assert depths(cut_proposals(planner(), batch_of(5, 5), {1: proposal(0.0)})) == {1: 0}
+    assert depths(cut_proposals(curve(), batch_of(5, 6, 5, 6), chains)) == {0: 0, 1: 0, 2: 2, 3: 2}
+    assert depths(cut_proposals(curve(), batch_of(5, 5), {1: proposal(0.0)})) == {1: 0}
 
 
 # -- in the engine ---------------------------------------------------------------------------------------------

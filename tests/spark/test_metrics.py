@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dspark_spark.async_engine import EngineBridge
+from dspark_spark.draft_pool import DraftPool
+from dspark_spark.leases import WorkerState, WorkerStatus
 from dspark_spark.metrics import CONTENT_TYPE, Metrics, RoundRecord
+from dspark_spark.tally import LinkReporter
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -43,6 +49,18 @@ ZERO_FROM_THE_START = [
     "dspark:spec_decode_num_accepted_tokens_per_pos_total{position=2}",
     "dspark:residual_identity_failures_total",
     "dspark:worker_up",
+    "dspark:pool_workers{state=connecting}",
+    "dspark:pool_workers{state=up}",
+    "dspark:pool_workers{state=late}",
+    "dspark:pool_workers{state=draining}",
+    "dspark:pool_workers{state=quarantined}",
+    "dspark:lease_takeovers_total{cause=worker_down}",
+    "dspark:lease_takeovers_total{cause=draining}",
+    "dspark:lease_takeovers_total{cause=quarantined}",
+    "dspark:lease_takeovers_total{cause=late}",
+    "dspark:lease_takeovers_total{cause=refused}",
+    "dspark:request_respeculate_seconds_count",
+    "dspark:alarm{name=zero_acceptance}",
     "dspark:worker_reconnects_total",
     "dspark:generation_bumps_total",
 ]
@@ -102,6 +120,53 @@ def test_link_and_load() -> None:
     assert seen["dspark:wire_drops_total{cause=corrupt}"] == 2
     metrics.set_worker_up(False)
     assert samples(metrics)["dspark:worker_up"] == 0
+
+
+def test_the_pool_is_shown_as_it_is_now() -> None:
+    metrics = Metrics(1)
+    a, b = WorkerStatus("tcp://a:1", "up", 3, None), WorkerStatus("tcp://b:2", "late", 1, "slow")
+    metrics.set_pool([a, b, WorkerStatus("tcp://a:1", "draining", 2, None)])
+    seen = samples(metrics)
+    states = {state: seen[f"dspark:pool_workers{{state={state}}}"] for state in get_args(WorkerState)}
+    assert states == {"connecting": 0, "up": 1, "late": 1, "draining": 1, "quarantined": 0}
+    assert seen["dspark:pool_leases{worker=tcp://a:1}"] == 5  # one leaves, its successor listens at the same address
+    assert seen["dspark:pool_leases{worker=tcp://b:2}"] == 1
+    metrics.set_pool([b])
+    seen = samples(metrics)
+    assert "dspark:pool_leases{worker=tcp://a:1}" not in seen
+    assert seen["dspark:pool_workers{state=up}"] == 0
+
+
+def test_takeovers_and_recoveries_are_published_once() -> None:
+    metrics, pool = Metrics(1), DraftPool([])
+    reporter = LinkReporter(metrics)
+    pool.takeovers["late"] += 2
+    pool.respeculations += [0.5, 1.5]
+    reporter.publish(pool)
+    reporter.publish(pool)
+    seen = samples(metrics)
+    assert seen["dspark:lease_takeovers_total{cause=late}"] == 2
+    assert seen["dspark:request_respeculate_seconds_count"] == 2
+    assert seen["dspark:request_respeculate_seconds_sum"] == 2.0
+
+
+def test_version_names_every_worker() -> None:
+    engine = SimpleNamespace(link=DraftPool([]), settings=SimpleNamespace(max_context=8), alive=True)
+    engine.link.workers = (WorkerStatus("tcp://a:1", "up", 3, None), WorkerStatus("tcp://b:2", "late", 1, "slow"))
+    engine.link.trouble = "--workers-file x: line 2"
+    facts = EngineBridge(engine, "target", {"dtype": "fp32"}).describe()  # type: ignore[arg-type]
+    assert facts == {
+        "dtype": "fp32",
+        "worker": "down",
+        "worker_reconnects": 0,
+        "worker_error": "--workers-file x: line 2",
+        "workers": [
+            {"address": "tcp://a:1", "state": "up", "leases": 3, "last_error": None},
+            {"address": "tcp://b:2", "state": "late", "leases": 1, "last_error": "slow"},
+        ],
+    }
+    engine.link = None
+    assert EngineBridge(engine, "target", {}).describe() == {"worker": "none"}  # type: ignore[arg-type]
 
 
 def test_request_series() -> None:

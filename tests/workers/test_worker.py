@@ -20,6 +20,7 @@ from dspark_proto import (
     ErrorCode,
     Lane,
     MessageType,
+    PongReceived,
     ProposalReady,
     Rejected,
     StepFailed,
@@ -328,6 +329,17 @@ def test_a_context_that_does_not_start_at_zero_is_refused(parts: Parts) -> None:
     assert worker.free_slots == 3
 
 
+def test_a_context_far_away_takes_no_memory_for_what_is_missing(parts: Parts) -> None:
+    worker = parts.worker()
+    spark = spark_of(parts, worker)
+    spark.open(0, rows=0, start=2**30)
+    taps = memoryview(TAPS[:2].view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+    ids = memoryview(bytes(8))
+    spark.tell(*spark.connection.context(0, 2**30, 2, taps, ids).frames)
+    (lease,) = worker.peers[spark.name].leases.values()
+    assert lease.history is None
+
+
 def test_another_model_is_rejected_with_the_field(parts: Parts) -> None:
     worker = parts.worker()
     other = replace(parts, compatibility=replace(parts.compatibility, draft_identity="another drafter"))
@@ -348,6 +360,37 @@ def test_drain_reaches_every_verifier_and_open_rounds_are_answered(parts: Parts)
     hear(worker, a, b)
     assert [e.deadline_ms for s in (a, b) for e in s.events if isinstance(e, Draining)] == [1000, 1000]
     assert set(drafts(a.events)) == {0}
+
+
+def test_a_draining_worker_takes_no_new_verifier_and_serves_the_old_ones(parts: Parts) -> None:
+    worker = parts.worker()
+    old, new = spark_of(parts, worker, b"old"), Spark(worker, VerifierConnection(parts.parameters()), b"new")
+    old.open(0)
+    worker.drain(1000)
+    hear(worker, old)
+    (event,) = new.hello()
+    assert isinstance(event, Rejected)
+    assert event.code is ErrorCode.DRAINING
+    old.step(0)
+    assert set(drafts(old.events)) == {0}
+
+
+def test_every_pong_says_how_full_the_worker_is(parts: Parts) -> None:
+    """Whoever holds the slots: a verifier sees its own leases only, and needs the others' to compare workers."""
+    worker = parts.worker(slots=4)
+    a, b = spark_of(parts, worker, b"a"), spark_of(parts, worker, b"b")
+
+    def load(spark: Spark) -> list[int]:
+        events = spark.tell(spark.connection.ping(spark.now))
+        return [e.load_permille for e in events if isinstance(e, PongReceived)]
+
+    assert load(a) == [0]
+    a.open(0)
+    a.open(1)
+    b.open(0)
+    assert (load(a), load(b)) == ([750], [750])
+    a.tell(a.connection.close(1))
+    assert load(b) == [500]
 
 
 # -- verifiers that go -----------------------------------------------------------------------------------------

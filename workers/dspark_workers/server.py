@@ -28,7 +28,8 @@ from dspark_proto.transports import Security, ServerTransport, TransportError, o
 from dspark_workers.worker import Worker
 
 IDLE_POLL_MS = 200
-DRAIN_MS = 1000
+DRAIN_MS = 3000
+"""How long verifiers have to finish rounds and move their leases; a worker without leases ends at once."""
 MAX_SUPPORT = 256
 
 

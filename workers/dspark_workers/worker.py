@@ -6,7 +6,7 @@ steps of all verifiers as one batch, then reply. Slots of different verifiers sh
 
 Invariants: every step that arrives is answered, with a proposal or with a failure; a request that fails, or finds no
 state slot, costs itself only; verifiers that are gone leave nothing behind. No frame and no failing request ends the
-worker: what it cannot do it refuses, and counts.
+worker: what it cannot do it refuses, and counts. A worker that drains finishes what is open and takes nothing new.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Worker:
         self._free = list(range(slots))
         self._pending: list[tuple[Peer, StepItem]] = []
         self._started_ns = 0
+        self._draining = False
         self._outbox: list[tuple[bytes, Sequence[memoryview]]] = []
         depth, support = parameters.max_depth, parameters.max_support
         self._vocab = parameters.compatibility.vocab_size
@@ -140,6 +141,8 @@ class Worker:
                 peer = Peer(arrival.peer, DrafterConnection(self.parameters), now_ns)
                 self.peers[arrival.peer] = peer
             peer.heard_ns = now_ns
+            # All verifiers' slots count: each of them compares workers by it, and sees only its own leases.
+            peer.connection.load_permille = 1000 * (self._state.slots - len(self._free)) // self._state.slots
             for event in peer.connection.receive(arrival.frame, now_ns):
                 self._on(event, peer, now_ns)
             self._send(peer, peer.connection.frames_to_send())
@@ -176,7 +179,8 @@ class Worker:
         return out
 
     def drain(self, deadline_ms: int) -> None:
-        """Tell every verifier that this worker is about to leave."""
+        """Tell every verifier that this worker is about to leave, and take no new one; open slots go on."""
+        self._draining = True
         for peer in self.peers.values():
             if peer.connection.state is DrafterState.ACTIVE:
                 self._send(peer, [peer.connection.drain(deadline_ms)])
@@ -266,7 +270,9 @@ class Worker:
     @_on.register
     def _(self, event: HelloReceived, peer: Peer, now_ns: int) -> None:
         self._release_all(peer)
-        if event.code is None:
+        if self._draining:
+            self._send(peer, [peer.connection.reject(ErrorCode.DRAINING)])
+        elif event.code is None:
             self._send(peer, [peer.connection.accept(now_ns)])
         else:
             _log(f"refused a verifier: {event.code.counter}: {event.mismatch}")
@@ -329,6 +335,7 @@ class Worker:
             return
         lease.history, lease.drafted = TokenHistory() if self._copy else None, (0, [])
         if context_start:
+            lease.history = None  # it would be as long as the positions that are missing
             self._vacate(lease)  # a context that does not start at 0 is beyond this worker: it keeps whole contexts
             return
         if lease.state_slot is None:
