@@ -11,12 +11,12 @@ SPECULATIVE = $(if $(findstring {,$(SPEC)),$(SPEC),{"method":"dspark","num_specu
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: setup serve chat test check bench prove clean
+.PHONY: setup serve chat test check coverage bench prove clean
 
 setup: $(READY)
 
 # The CPU build of torch is a tenth of the CUDA one: it is chosen where no NVIDIA GPU is and torch is not there yet.
-$(READY): pyproject.toml deploy/setup.sh $(wildcard dspark/native/*.[ch])
+$(READY): pyproject.toml deploy/setup.sh $(wildcard dspark/native/*.[ch] proto/dspark_proto/*.c)
 	PYTHON="$(PYTHON)" deploy/setup.sh "$(VENV)"
 	@touch $(READY)
 
@@ -33,6 +33,15 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p dspark_proto
 	$(BIN)/mypy -p dspark -p dspark_workers -p dspark_spark
+
+CORE_TESTS = $(addprefix tests/proto/test_wire_,auth.py dense.py frame.py hello.py rounds.py slots.py staging.py v1.py) \
+	$(wildcard tests/proto/test_wire_coverage_*.py)
+
+# Every line and branch of the protocol's core, with the compiled codec and without it.
+coverage: setup
+	$(BIN)/coverage run -m pytest $(CORE_TESTS)
+	DSPARK_NATIVE=0 $(BIN)/coverage run --append -m pytest $(CORE_TESTS)
+	$(BIN)/coverage report
 
 bench: setup
 	$(BIN)/dspark bench spec

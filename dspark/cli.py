@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dspark import __version__, roles, wire_fuzz, wire_tools
 from dspark.chaos import command as chaos_command
 from dspark.wrong_usage import ConformanceGroup
+
+if TYPE_CHECKING:
+    from dspark_proto.conformance import Peer
 
 DEFAULT_SPECULATIVE = '{"method": "dspark"}'
 app = typer.Typer(
@@ -462,8 +466,9 @@ def keys(
 
 @conformance_app.command("run")
 def conformance_run(
-    own: Annotated[bool, typer.Option("--self", help="The reference peers, on every transport.")] = False,
+    own: Annotated[bool, typer.Option("--self", help="Our worker and our verifier, on every transport.")] = False,
     own_worker: Annotated[bool, typer.Option("--worker", help="This project's worker with a tiny drafter.")] = False,
+    own_verifier: Annotated[bool, typer.Option("--verifier", help="This project's verifier, without a model.")] = False,
     drafter: Annotated[str | None, typer.Option(help="Address of a drafter, e.g. tcp://127.0.0.1:7777.")] = None,
     listen: Annotated[str | None, typer.Option(help="Address that a verifier will connect to.")] = None,
     facts: Annotated[Path | None, typer.Option(help="JSON file with the testee's identities.")] = None,
@@ -476,25 +481,44 @@ def conformance_run(
     report: Annotated[Path | None, typer.Option(help="Directory for report.json, report.xml and report.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the cases against one testee: --self, --worker, --drafter ADDRESS or --listen ADDRESS."""
+    """Run the cases against one testee: --self, --worker, --verifier, --drafter ADDRESS or --listen ADDRESS."""
     from dspark import conformance
+    from dspark_proto.conformance import Role
 
-    if sum((own, own_worker, drafter is not None, listen is not None)) != 1:
-        raise typer.BadParameter("give one of --self, --worker, --drafter, --listen")
+    if sum((own, own_worker, own_verifier, drafter is not None, listen is not None)) != 1:
+        raise typer.BadParameter("give one of --self, --worker, --verifier, --drafter, --listen")
     options = conformance.RunOptions(tuple(case or ()), tuple(transport or ()), known_failures, strict, as_json, report)
-    if own:
-        raise typer.Exit(conformance.run_reference(options, typer.echo))
-    if own_worker:
+    if (own or own_worker or own_verifier) and "torch" not in sys.modules:
         roles.prepare_machine("", "cpu", "fp32", 1, 1, 16)
-        from dspark_workers.worker import Worker
-
-        raise typer.Exit(conformance.run_testee(conformance.tiny_worker(Worker), "worker", options, typer.echo))
+    if own:
+        code = conformance.run_own(lambda: [*_own_workers(), *_own_verifiers()], options, typer.echo)
+        raise typer.Exit(code)
+    if own_worker:
+        raise typer.Exit(conformance.run_peers(_own_workers, Role.DRAFTER, options, typer.echo))
+    if own_verifier:
+        raise typer.Exit(conformance.run_peers(_own_verifiers, Role.VERIFIER, options, typer.echo))
     testee = (
         conformance.remote_drafter(drafter, facts)
         if drafter is not None
         else conformance.remote_verifier(listen or "", facts, lambda text: typer.echo(text, err=True))
     )
     raise typer.Exit(conformance.run_testee(testee, drafter or listen or "", options, typer.echo))
+
+
+def _own_workers() -> Sequence[Peer]:
+    from dspark.conformance_worker import worker_peers
+    from dspark_workers.worker import Worker
+
+    return worker_peers(Worker)
+
+
+def _own_verifiers() -> Sequence[Peer]:
+    from dspark.conformance_verifier import VerifierParts, verifier_peers
+    from dspark_spark.draft_link import DraftLink
+    from dspark_spark.leases import DraftLease, DraftRequest
+    from dspark_spark.proposals import read_proposal
+
+    return verifier_peers(VerifierParts(DraftLink, DraftLease, DraftRequest, read_proposal))
 
 
 @conformance_app.command("selftest")

@@ -1,27 +1,25 @@
 """The command line of wire conformance: which testee, which cases, which reports, which exit code.
 
 The cases and the judging are in `dspark_proto.conformance`, which needs no torch; here are the parts that touch
-files and the terminal, and the hook that makes the product's own worker a testee. Called by `cli`, which hands in
-the worker class.
+files and the terminal. Our own peers are testees in `conformance_worker` and `conformance_verifier`. Called by `cli`,
+which hands in their classes.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dspark.errors import UserError
-from dspark_proto import HelloParameters
 from dspark_proto.conformance import (
     Case,
     ExitCode,
     Facts,
-    InProcess,
     KnownFailures,
+    Peer,
     RemoteDrafter,
     RemoteVerifier,
     Report,
@@ -38,6 +36,7 @@ from dspark_proto.conformance import (
     reach,
     read_known_failures,
     reference_facts,
+    reference_peers,
     run,
     run_self,
     run_selftest,
@@ -45,10 +44,7 @@ from dspark_proto.conformance import (
     summary,
 )
 from dspark_proto.conformance.doors import SCHEMES
-from dspark_proto.transports import PeerFrame
-
-WORKER_EPOCH = 77
-_PEER = b"harness"
+from dspark_proto.conformance.report import where
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +62,30 @@ class RunOptions:
 Say = Callable[[str], None]
 
 
-def run_reference(options: RunOptions, say: Say) -> ExitCode:
-    """`run --self`: the reference peers on every transport."""
+def run_own(own: Callable[[], Sequence[Peer]], options: RunOptions, say: Say) -> ExitCode:
+    """`run --self`: our worker and our verifier on every transport, and the reference peers in process.
+
+    The reference peers are made of the same core as ours; over a transport they would show nothing that ours do not.
+    ``own`` makes our peers, once the options are known to be right.
+    """
     known, cases = _known(options.known_failures), _chosen(options.cases)
+    transports = _transports(options)
+    peers = [*(replace(peer, transports=("inproc",)) for peer in reference_peers()), *own()]
+    return finish(run_self(cases, transports, peers=peers, name="own peers"), known, options, say)
+
+
+def run_peers(own: Callable[[], Sequence[Peer]], role: Role, options: RunOptions, say: Say) -> ExitCode:
+    """`run --worker` and `run --verifier`: our peers of one role in process, without a secret and with one."""
+    known, cases = _known(options.known_failures), _chosen(options.cases, role)
+    results = [peer.run(cases, "inproc", lambda result: None) for peer in own()]
+    return finish(merged(f"own {role}", results, {}), known, options, say)
+
+
+def _transports(options: RunOptions) -> tuple[str, ...]:
     unknown = [name for name in options.transports if name not in SCHEMES]
     if unknown:
         raise UserError(f"--transport {unknown[0]}: use {', '.join(SCHEMES)}")
-    report = run_self(cases, options.transports) if options.transports else run_self(cases)
-    return finish(report, known, options, say)
+    return options.transports or SCHEMES
 
 
 def run_testee(testee: Testee, name: str, options: RunOptions, say: Say) -> ExitCode:
@@ -151,7 +163,7 @@ def finish(report: Report, known: KnownFailures | None, options: RunOptions, say
 def _short(report: Report) -> dict[str, Any]:
     found = as_object(report)
     del found["results"]
-    return {**found, "failed": sorted({f"{r.case.id} {r.transport}" for r in report.results if not r.good})}
+    return {**found, "failed": sorted({f"{r.case.id} {where(r)}" for r in report.results if not r.good})}
 
 
 def selftest(cases: tuple[str, ...], *, as_json: bool, say: Say) -> ExitCode:
@@ -201,64 +213,3 @@ def show(identity: str, say: Say) -> None:
         raise UserError(f"{identity}: no such case (dspark conformance list shows all)")
     say(f"{found.id}: {found.title}\nfor a {found.role.value}, {found.level.value}")
     say(f"{found.anchor}: {found.requirement}\nhunts: {found.bug}")
-
-
-class WorkerLike(Protocol):
-    """What the harness needs of `dspark_workers.worker.Worker`."""
-
-    def receive(self, arrivals: Any, now_ns: int) -> None: ...
-    def draft_pending(self) -> None: ...
-    def expire(self, now_ns: int) -> None: ...
-    def outbox(self) -> Any: ...
-
-
-class WorkerMachine:
-    """The product's worker as a testee of this process."""
-
-    def __init__(self, worker: WorkerLike) -> None:
-        self._worker = worker
-
-    def start(self, now_ns: int) -> list[bytes]:
-        """A drafter waits."""
-        return []
-
-    def receive(self, frame: bytes, now_ns: int) -> list[bytes]:
-        """One frame; drafts wait for `expire`."""
-        self._worker.receive([PeerFrame(_PEER, memoryview(frame))], now_ns)
-        return self._sent()
-
-    def expire(self, now_ns: int) -> list[bytes]:
-        """Draft, and let timers run."""
-        self._worker.draft_pending()
-        self._worker.expire(now_ns)
-        return self._sent()
-
-    def held(self) -> dict[str, int]:
-        """STATS tells."""
-        return {}
-
-    def _sent(self) -> list[bytes]:
-        return [bytes(frame) for _, frames in self._worker.outbox() for frame in frames]
-
-
-def tiny_worker(worker_class: Callable[..., WorkerLike]) -> Testee:
-    """`run --worker`: the real worker with a tiny drafter, in this process, on virtual time."""
-    from dspark.identity import compatibility
-    from dspark.models.drafter import DrafterCheckpoint
-    from dspark.models.source import load_embedding, open_target
-    from dspark.proof.tiny_pair import write_drafter, write_target
-
-    with tempfile.TemporaryDirectory(prefix="dspark-conformance-") as folder:
-        root = Path(folder)
-        target = write_target(root / "target", scale=0.04)
-        drafter = write_drafter(root / "drafter", target)
-        source, checkpoint = open_target(str(target)), DrafterCheckpoint(drafter)
-        network = checkpoint.network(load_embedding(source), max_positions=512)
-        identity = compatibility(source, source.tokenizer(), drafter, checkpoint.config)
-    depth = checkpoint.config.block_size
-
-    def make() -> WorkerMachine:
-        parameters = HelloParameters(identity, WORKER_EPOCH, max_slots=4, max_depth=depth, max_in_flight=4)
-        return WorkerMachine(worker_class(network, checkpoint.draft_ids, parameters, slots=4, length=512))
-
-    return InProcess(Role.DRAFTER, Facts(identity), make)

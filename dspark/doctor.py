@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from dspark import __version__, native, placement
+from dspark_proto.native import codec
 
 _PACKAGES = {
     "torch": "every role",
@@ -63,6 +64,7 @@ def examine() -> Report:
         "waiting": "passive (OMP_WAIT_POLICY=PASSIVE): no role spins while the other works",
         "dtype": placement.choose_dtype("auto", "cpu"),
         "transport": "zmq",
+        "wire_codec": "python" if codec is None else "native",
     }
     return report
 

@@ -118,10 +118,12 @@ class StubDrafter:
     def _reply(
         self, server: ServerTransport, peer: bytes, drafter: DrafterConnection, items: tuple[StepItem, ...]
     ) -> None:
+        """Answer all items of a STEP in one send, as the worker does."""
+        frames: list[Buffer] = []
         for item in items:
-            frames: list[Buffer] = list(drafter.reply(item, **self._rows, draft_us=self._took_us))
-            while not server.send(peer, frames, _POLL_MS):
-                server.poll(0)
+            frames += drafter.reply(item, **self._rows, draft_us=self._took_us)
+        while not server.send(peer, frames, _POLL_MS):
+            server.poll(0)
 
 
 def _run_stub(layout: Layout, slots: int, scheme: str, tell: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,6 +25,7 @@ from dspark_proto.conformance import (
     gallery,
     links,
     reference_facts,
+    reference_peers,
     select,
 )
 from dspark_proto.conformance.mutants import Shell
@@ -89,6 +91,37 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
         right = right and known and set(schema.get("required", ())) <= set(value)
         return right and all(fits(one, properties.get(name, extra or {})) for name, one in value.items())
     return right and all(fits(one, schema.get("items", {})) for one in (value if isinstance(value, list) else ()))
+
+
+def test_run_own_asks_the_reference_peers_in_process_and_ours_everywhere() -> None:
+    said: list[str] = []
+    (ours, *_) = reference_peers()
+    options = conformance.RunOptions(("DSP2-LIV-001", "DSP2-LIV-100"), ("inproc", "tcp"), as_json=True)
+    code = conformance.run_own(lambda: [replace(ours, name="ours")], options, said.append)
+    found = json.loads(said[0])
+    assert code is ExitCode.PASSED
+    assert (found["cases"], found["runs"], found["transports"]) == (2, 4, ["inproc", "tcp"])
+    assert {name: found[name] for name in ("must_failed", "residue")} == {"must_failed": 0, "residue": 0}
+
+
+def test_peers_are_not_made_for_wrong_options() -> None:
+    def never() -> list[Any]:
+        raise AssertionError
+
+    for options in (conformance.RunOptions(transports=("pigeon",)), conformance.RunOptions(cases=("NOPE",))):
+        with pytest.raises(conformance.UserError):
+            conformance.run_own(never, options, lambda text: None)
+    with pytest.raises(conformance.UserError, match="for a drafter"):
+        conformance.run_peers(never, Role.DRAFTER, conformance.RunOptions(("BUF",)), lambda text: None)
+
+
+def test_run_peers_asks_one_role_in_process() -> None:
+    said: list[str] = []
+    mine = [peer for peer in reference_peers() if peer.role is Role.VERIFIER]
+    options = conformance.RunOptions(("DSP2-AUT-100", "DSP2-LIV-100"), as_json=True)
+    assert conformance.run_peers(lambda: mine, Role.VERIFIER, options, said.append) is ExitCode.PASSED
+    found = json.loads(said[0])
+    assert (found["testee"], found["cases"], found["unsupported"], found["failed"]) == ("own verifier", 2, 0, [])
 
 
 def test_report_writes_three_files_and_the_json_fits_its_schema(tmp_path: Path) -> None:

@@ -51,15 +51,15 @@ def test_the_bytes_are_those_of_steps_with_taps_and_of_whole_replies(result: dic
 
 
 def test_a_traced_round_keeps_nothing(result: dict[str, object]) -> None:
-    """Taps, rows and frames live in memory that was taken before: what a round adds is far less than one of them."""
+    """Taps, rows and frames live in memory that was taken before: a round leaves nothing, and holds a few objects."""
     for layout, requests in CASES:
         for transport in TRANSPORTS:
             kept = result[f"{layout.name}_kept_bytes_{transport}_{requests}"]
             peak = result[f"{layout.name}_peak_bytes_{transport}_{requests}"]
             assert isinstance(kept, int)
             assert isinstance(peak, int)
-            assert kept < 1000
-            assert 0 < peak < 30_000
+            assert -100 < kept < 100
+            assert 0 < peak < 12_000
 
 
 def test_ratios_are_taken_inside_a_turn() -> None:

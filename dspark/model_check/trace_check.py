@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
-from dspark_proto.staging import _TRANSITIONS as LEASE
-from dspark_proto.staging import LeaseState
+from dspark_proto.staging import LEASE, LeaseState
 from dspark_proto.states import SLOT, SlotState
 
 from .ledger_events import Event, Kind

@@ -5,16 +5,18 @@ Spec: SPEC.md, section "Bodies". Called by ``messages``, ``frame`` and both conn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES, body_checksum
-from .fields import Field, Record, UInt, enum_field, fixed_bin
+from .fields import Field, Record, UInt, compiled, enum_field, fixed_bin
 from .limits import BODY_BYTES_MAX, CONTEXT_CHUNK_ROWS_MAX
 from .registry import BodyKind, Checksum, Dtype
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class BodyDescriptor(Record):
     """What one body holds; it is under the control checksum, so a body is trusted through it."""
@@ -44,8 +46,22 @@ class BodyDescriptor(Record):
         return self.kind, self.dtype, self.rows, self.entries, self.body_bytes
 
 
-def describe(
-    kind: BodyKind, dtype: Dtype, rows: int, entries: int, body: Buffer, checksum: Checksum
-) -> BodyDescriptor:
+def have_shapes(bodies: Sequence[BodyDescriptor], shapes: Sequence[tuple[BodyKind, Dtype, int, int, int]]) -> bool:
+    """Whether the bodies are exactly those of ``shapes``."""
+    if len(bodies) != len(shapes):
+        return False
+    for body, (kind, dtype, rows, entries, body_bytes) in zip(bodies, shapes, strict=True):
+        if (
+            body.kind is not kind
+            or body.dtype is not dtype
+            or body.rows != rows
+            or body.entries != entries
+            or body.body_bytes != body_bytes
+        ):
+            return False
+    return True
+
+
+def describe(kind: BodyKind, dtype: Dtype, rows: int, entries: int, body: Buffer, checksum: Checksum) -> BodyDescriptor:
     """Descriptor of a body of ``rows`` rows with ``entries`` elements each."""
     return BodyDescriptor(kind, dtype, rows, entries, len(body), checksum, body_checksum(checksum, body))

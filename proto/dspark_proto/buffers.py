@@ -25,4 +25,4 @@ def byte_view(buffer: Buffer) -> memoryview:
 
 def aligned(length_bytes: int) -> int:
     """``length_bytes`` rounded up to the protocol's 64-byte alignment."""
-    return -(-length_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return (length_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES

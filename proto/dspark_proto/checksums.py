@@ -6,7 +6,7 @@ the size of a control block never depends on its value. Spec: SPEC.md, section "
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
@@ -15,7 +15,15 @@ from crc32c import crc32c
 from .buffers import Buffer
 from .registry import Checksum
 
-__all__ = ("BODY_CHECKSUM_BYTES", "NO_CHECKSUM", "body_checksum", "crc32c", "xxh3_64_bytes")
+__all__ = (
+    "BODY_CHECKSUMS",
+    "BODY_CHECKSUM_BYTES",
+    "NO_CHECKSUM",
+    "body_checksum",
+    "crc32c",
+    "pieces_checksum",
+    "xxh3_64_bytes",
+)
 
 BODY_CHECKSUM_BYTES: Final = 8
 NO_CHECKSUM: Final = bytes(BODY_CHECKSUM_BYTES)
@@ -30,12 +38,38 @@ def xxh3_64_bytes(data: Buffer) -> bytes:
     return xxhash.xxh3_64_intdigest(data).to_bytes(BODY_CHECKSUM_BYTES, "little")
 
 
-_BODY_CHECKSUMS: Final[dict[Checksum, Callable[[Buffer], bytes]]] = {
+def _crc32c_of_pieces(pieces: Iterable[Buffer]) -> bytes:
+    crc = 0
+    for piece in pieces:
+        crc = crc32c(piece, crc)
+    return crc.to_bytes(BODY_CHECKSUM_BYTES, "little")
+
+
+def _xxh3_64_of_pieces(pieces: Iterable[Buffer]) -> bytes:
+    state = xxhash.xxh3_64()
+    for piece in pieces:
+        state.update(piece)
+    return state.intdigest().to_bytes(BODY_CHECKSUM_BYTES, "little")
+
+
+BODY_CHECKSUMS: Final[dict[Checksum, Callable[[Buffer], bytes]]] = {
     Checksum.CRC32C: _crc32c_bytes,
     Checksum.XXH3_64: xxh3_64_bytes,
 }
+"""The functions behind :func:`body_checksum`."""
 
 
 def body_checksum(kind: Checksum, data: Buffer) -> bytes:
     """Checksum of one body (without its padding), 8 bytes, little-endian, zero-extended."""
-    return _BODY_CHECKSUMS[kind](data)
+    return BODY_CHECKSUMS[kind](data)
+
+
+_PIECES_CHECKSUMS: Final[dict[Checksum, Callable[[Iterable[Buffer]], bytes]]] = {
+    Checksum.CRC32C: _crc32c_of_pieces,
+    Checksum.XXH3_64: _xxh3_64_of_pieces,
+}
+
+
+def pieces_checksum(kind: Checksum, pieces: Iterable[Buffer]) -> bytes:
+    """:func:`body_checksum` of bytes that lie in several places."""
+    return _PIECES_CHECKSUMS[kind](pieces)

@@ -16,17 +16,17 @@ from .checksums import xxh3_64_bytes
 DIGEST_BYTES: Final = 8
 EMPTY_DIGEST: Final = bytes(DIGEST_BYTES)
 
-_TOKEN: Final = Struct("<I")
+pack_token: Final = Struct("<I").pack
 
 
 def extend_digest(digest: bytes, token: int) -> bytes:
     """``digest`` of a prefix, extended by one token id (0 .. 2^32 - 1)."""
-    return xxh3_64_bytes(digest + _TOKEN.pack(token))
+    return xxh3_64_bytes(digest + pack_token(token))
 
 
 def prefix_digest(tokens: Iterable[int], start: bytes = EMPTY_DIGEST) -> bytes:
     """Digest of ``tokens`` after a prefix whose digest is ``start``."""
     digest = start
     for token in tokens:
-        digest = extend_digest(digest, token)
+        digest = xxh3_64_bytes(digest + pack_token(token))
     return digest

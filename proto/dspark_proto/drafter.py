@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from .bodies import describe
 from .buffers import Buffer, aligned
-from .checksums import NO_CHECKSUM, body_checksum
+from .checksums import NO_CHECKSUM
 from .drafter_inbox import DrafterInbox
 from .errors import LocalProtocolError
 from .events import DrafterEvent, PeerSilent
-from .frame import encode_frame, encode_frame_into
+from .frame import encode_frame, encode_values_into
 from .hello import Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS_WORKER
-from .messages import STATUS_OK, Completion, Drain, Row, StepItem
-from .negotiation import HelloParameters, accept_message
+from .messages import STATUS_OK, Completion, Drain, StepItem
+from .negotiation import accept_message
 from .registry import ErrorCode
-from .rows import RECORD_BYTES, ReplyLayout, write_reply
+from .reply_frames import ReplyFrames
+from .rows import ReplyLayout, checked_arrays
 from .slots import DrafterSlot, require
 from .states import DrafterState, SlotState
 
@@ -37,10 +37,6 @@ _CREDIT_STEPS: Final = 4
 
 class DrafterConnection(DrafterInbox):
     """One drafter worker's connection to one Spark group."""
-
-    def __init__(self, parameters: HelloParameters) -> None:
-        super().__init__(parameters)
-        self._scratch = memoryview(b"")
 
     def accept(self, now_ns: int) -> memoryview:
         """Accept the pending HELLO; allocates all reply memory of the connection.
@@ -59,7 +55,6 @@ class DrafterConnection(DrafterInbox):
             DrafterSlot(index, reply_storage=storage[index * stride : (index + 1) * stride])
             for index in range(offer.max_slots)
         )
-        self._scratch = memoryview(bytearray(offer.reply_bytes))
         self._rows_received = self._rows_consumed = 0
         self._announced_credit = offer.context_credit_rows
         self._heard_ns = now_ns
@@ -115,63 +110,38 @@ class DrafterConnection(DrafterInbox):
         if slot is None:
             return []
         terms = self._terms()
-        layout = terms.layout(item.depth, slot.support)
-        block = self._scratch[: layout.total_bytes]
-        write_reply(block, layout, tokens, entries, ids, q, confidences)
-        require(
-            max(tokens) < terms.vocab_size,
-            ErrorCode.TOKEN_OUT_OF_RANGE,
-            "reply.tokens",
-            "use global token ids",
-        )
-        row_frames, rest = self._write_rows(slot, layout, block)
-        checksum = body_checksum(terms.checksum, block)
-        completion = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, checksum, draft_us)
-        completion_frame = rest[: encode_frame_into(rest, completion, slot.key)]
+        layout = self._layout(item.depth, slot.support)
+        ids_view, q_view, columns = checked_arrays(layout, tokens, entries, ids, q, confidences)
+        rows = self._reply_rows(slot, layout)
+        key = slot.key
+        row_frames = rows.fill(key, ids_view, q_view, columns)
+        if max(tokens) >= terms.vocab_size:
+            raise LocalProtocolError(ErrorCode.TOKEN_OUT_OF_RANGE, "reply.tokens", "use global token ids")
+        values = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, rows.checksum(), draft_us)
+        completion_frame = rows.rest[: encode_values_into(rows.rest, Completion, key, values)]
         slot.move("reply", "reply")
         slot.replied, slot.drafted = True, tuple(tokens)
         slot.reply_frames = (*row_frames, completion_frame)
         return list(slot.reply_frames)
 
-    def _write_rows(
-        self, slot: DrafterSlot, layout: ReplyLayout, block: memoryview
-    ) -> tuple[list[memoryview], memoryview]:
-        """Encode the ROWs into the slot's storage; returns the frames and the storage after them."""
-        frames, rest = [], slot.reply_storage
-        step = layout.rows_per_frame
-        for first in range(0, layout.depth, step):
-            spans = layout.spans(first, min(step, layout.depth - first))
-            bodies = [block[start : start + length] for start, length in spans]
-            length = encode_frame_into(rest, self._row(slot, layout, first, bodies), slot.key, bodies)
-            frames.append(rest[:length])
-            rest = rest[length:]
-        return frames, rest
-
-    def _row(self, slot: DrafterSlot, layout: ReplyLayout, first: int, bodies: Sequence[memoryview]) -> Row:
-        """The ROW of the rows from ``first`` on that ``bodies`` hold."""
-        checksum = self._terms().checksum
-        row_count = len(bodies[0]) // RECORD_BYTES
-        descriptors = tuple(
-            describe(kind, dtype, rows, entries, body, checksum)
-            for (kind, dtype, rows, entries, _), body in zip(layout.shapes(row_count), bodies, strict=True)
-        )
-        return Row(
-            slot.session,
-            self.parameters.epoch,
-            first,
-            row_count,
-            layout.depth,
-            layout.support,
-            layout.representation,
-            descriptors,
-        )
+    def _reply_rows(self, slot: DrafterSlot, layout: ReplyLayout) -> ReplyFrames:
+        """The slot's ROW frames of a layout, in place in its storage."""
+        found = slot.reply_rows.get(layout.depth)
+        if found is None or found.layout is not layout or found.session != slot.session:
+            checksum = self._terms().checksum
+            found = ReplyFrames(slot.reply_storage, layout, slot.session, self.parameters.epoch, checksum)
+            slot.reply_rows[layout.depth] = found
+        elif slot.stored_rows is not found:
+            found.restore()
+        slot.stored_rows = found
+        return found
 
     def fail(self, item: StepItem, code: ErrorCode = ErrorCode.DRAFT_FAILED) -> list[memoryview]:
         """Answer ``item`` with a failure; the slot then waits for a reset. Empty when the key died."""
         slot = self._awaiting(item)
         if slot is None:
             return []
-        frame = encode_frame(self._completion(item, int(code), 0, 0, NO_CHECKSUM), slot.key)
+        frame = encode_frame(Completion(*self._completion(item, int(code), 0, 0, NO_CHECKSUM)), slot.key)
         slot.move("fail", "fail")
         self._count(code)
         return [frame]
@@ -196,8 +166,9 @@ class DrafterConnection(DrafterInbox):
         reply_bytes: int,
         checksum: bytes,
         draft_us: int = 0,
-    ) -> Completion:
-        return Completion(
+    ) -> tuple[int, int, int, int, bytes, int, int, int, bytes, int]:
+        """The values of a :class:`Completion`."""
+        return (
             item.session,
             self.parameters.epoch,
             item.anchor_position,

@@ -10,7 +10,7 @@ Base class of ``DrafterConnection``, which adds what a worker answers; slot mess
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from .buffers import Buffer
 from .drafter_sessions import DrafterSessions
@@ -32,6 +32,9 @@ from .prefix import Prefix
 from .registry import ErrorCode, MessageType, Scope
 from .slots import require
 from .states import DRAFTER_CONNECTION, DRAFTER_RECEIVES, DrafterState, SlotState
+
+_WHILE_ACTIVE: Final = frozenset(kind for kind, states in DRAFTER_RECEIVES.items() if DrafterState.ACTIVE in states)
+"""A row of the table by itself: hashing a state takes longer than reading a prefix."""
 
 
 class DrafterInbox(DrafterSessions):
@@ -55,7 +58,8 @@ class DrafterInbox(DrafterSessions):
             return []
         prefix, view = opened
         allowed = DRAFTER_RECEIVES.get(prefix.type, frozenset())
-        if self.state not in allowed:
+        active = self.state is DrafterState.ACTIVE and prefix.type in _WHILE_ACTIVE
+        if not active and self.state not in allowed:
             self._refuse_early(prefix.type, known=bool(allowed))
             return []
         try:

@@ -9,7 +9,6 @@ checked wherever the tokens are known. Spec: SPEC.md, sections "OPEN" to "CLOSE"
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from struct import Struct
 from typing import ClassVar, Final
 
@@ -38,6 +37,7 @@ from .states import SLOT, DrafterState, SlotState
 
 _TOKEN: Final = Struct("<I")
 _SIGN: Final = 1 << 63
+_NO_KEY: Final = (NO_KEY.slot, NO_KEY.generation, NO_KEY.round)
 
 _SILENT: Final = frozenset(
     {
@@ -74,9 +74,11 @@ class DrafterSessions(Peer):
             require(prefix.generation <= GENERATION_MAX, ErrorCode.GENERATION_EXHAUSTED, "prefix.generation")
             fresh = prefix.generation > slot.generation
         else:
-            require(slot.state is not SlotState.FREE, ErrorCode.SLOT_NOT_OPEN, "prefix.slot")
+            if slot.state is SlotState.FREE:
+                raise RemoteProtocolError(ErrorCode.SLOT_NOT_OPEN, "prefix.slot")
             fresh = prefix.generation == slot.generation
-        require(fresh, ErrorCode.STALE_GENERATION, "prefix.generation")
+        if not fresh:
+            raise RemoteProtocolError(ErrorCode.STALE_GENERATION, "prefix.generation")
         return slot
 
     def _slot(self, index: int) -> DrafterSlot:
@@ -213,8 +215,8 @@ class DrafterSessions(Peer):
     @staticmethod
     def _check_digest(slot: DrafterSlot, tokens: tuple[int, ...], digest: bytes, where: str) -> None:
         """Where the tokens since ``slot.digest`` are known, ``digest`` must be their extension of it."""
-        if slot.digest is not None:
-            require(prefix_digest(tokens, slot.digest) == digest, ErrorCode.DIGEST_MISMATCH, where)
+        if slot.digest is not None and prefix_digest(tokens, slot.digest) != digest:
+            raise RemoteProtocolError(ErrorCode.DIGEST_MISMATCH, where)
 
     def _on_reset(
         self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
@@ -248,10 +250,11 @@ class DrafterSessions(Peer):
     def _on_step(self, prefix: Prefix, message: Message, view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Step)
         first = message.items[0]
-        key = Key(first.slot, first.generation, first.round) if len(message.items) == 1 else NO_KEY
-        require(prefix.key == key, ErrorCode.BAD_FIELD, "STEP.items")
-        with_taps = sum(item.tap_rows > 0 for item in message.items)
-        require(len(message.bodies) == with_taps, ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
+        key = (first.slot, first.generation, first.round) if len(message.items) == 1 else _NO_KEY
+        if (prefix.slot, prefix.generation, prefix.round) != key:
+            raise RemoteProtocolError(ErrorCode.BAD_FIELD, "STEP.items")
+        if len(message.bodies) != sum([item.tap_rows > 0 for item in message.items]):
+            raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
         bodies = iter(zip(message.bodies, body_views(prefix, message, view), strict=True))
         arrived = []
         for item in message.items:
@@ -282,12 +285,13 @@ class DrafterSessions(Peer):
         check_step(slot, item, self._terms())
         taps = memoryview(b"")
         if body:
-            require(body[0].shape == self._tap_shape(item.tap_rows), ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
+            if body[0].shape != self._tap_shape(item.tap_rows):
+                raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
             taps = check_body(*body)
         self._follow(slot, item)
         slot.start_round(item, checksum)
         slot.reply_frames = ()
-        return replace(item, taps=taps)
+        return item.with_taps(taps)
 
     def _follow(self, slot: DrafterSlot, item: StepItem) -> None:
         """Check the item's prefix digest as far as the tokens are known, then adopt it."""

@@ -2,20 +2,23 @@
 
 A record class lists its fields in ``LAYOUT``, in wire order. ``Record.__post_init__`` checks each, so an
 invalid record cannot exist; ``values`` and ``from_values`` are the two directions of the codec. Limits live
-in the layouts, hence they hold before anything is sized from a field. Spec: SPEC.md, section "Field kinds".
+in the layouts, hence they hold before anything is sized from a field. Records of the round path also have a
+``TABLE``: the same layout for the compiled codec, which does both directions for valid records; what it does not
+accept is done again here, where the reason is found. Spec: SPEC.md, section "Field kinds".
 Called by ``messages`` and ``hello``; never touches bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import ClassVar, Protocol, Self, cast
+from typing import ClassVar, Protocol, Self, TypeVar, cast
 
 from .canonical import Value
 from .errors import LocalProtocolError
 from .limits import TEXT_BYTES_MAX
+from .native import Plan, Table, codec
 from .registry import ErrorCode
 
 
@@ -34,6 +37,9 @@ class Field(Protocol):
 
     def decode(self, value: Value) -> object:
         """The attribute value; an undecodable value is returned as it is and then fails ``problem``."""
+
+    def plan(self) -> Plan | None:
+        """The same checks for the compiled codec; None for a kind that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ class UInt:
     def decode(self, value: Value) -> object:
         return value
 
+    def plan(self) -> Plan | None:
+        return "uint", self.name, self.minimum, self.maximum, None
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -72,6 +81,9 @@ class Choice:
 
     def decode(self, value: Value) -> object:
         return self.by_id.get(value, value) if type(value) is int else value
+
+    def plan(self) -> Plan | None:
+        return "enumeration", self.name, 0, 0, (self.members, tuple(self.by_id.items()))
 
 
 def enum_field(name: str, members: type[IntEnum]) -> Choice:
@@ -98,6 +110,9 @@ class Bin:
     def decode(self, value: Value) -> object:
         return value
 
+    def plan(self) -> Plan | None:
+        return "bytes", self.name, self.minimum, self.maximum, None
+
 
 def fixed_bin(name: str, length: int) -> Bin:
     """A byte string of exactly ``length`` bytes."""
@@ -121,6 +136,9 @@ class Text:
 
     def decode(self, value: Value) -> object:
         return value
+
+    def plan(self) -> Plan | None:
+        return None
 
 
 def _printable(value: str) -> bool:
@@ -152,6 +170,9 @@ class UInts:
     def decode(self, value: Value) -> object:
         return tuple(value) if isinstance(value, list) else value
 
+    def plan(self) -> Plan | None:
+        return None
+
 
 class Record:
     """A frozen, typed control record: a message, or one row of a list inside a message."""
@@ -160,12 +181,28 @@ class Record:
 
     NAME: ClassVar[str]
     LAYOUT: ClassVar[tuple[Field, ...]]
+    TABLE: ClassVar[Table | None] = None
+    RELATED: ClassVar[bool] = False
+    """Whether :meth:`check_relations` has something to check."""
 
     def __post_init__(self) -> None:
+        table = self.TABLE
+        if table is None or not table.holds(self):
+            self._check_fields()
+        if self.RELATED:
+            self.check_relations()
+
+    def _check_fields(self) -> None:
         for field in self.LAYOUT:
             problem = field.problem(getattr(self, field.name))
             if problem:
                 raise LocalProtocolError(ErrorCode.BAD_FIELD, f"{self.NAME}.{field.name}", problem)
+
+    def check_relations(self) -> None:
+        """Check what no field can check by itself; every field is valid already.
+
+        Raises :class:`LocalProtocolError` BAD_FIELD.
+        """
 
     def values(self) -> list[Value]:
         """The wire values, in layout order."""
@@ -184,6 +221,27 @@ class Record:
             )
         build = cast("Callable[..., Self]", cls)
         return build(*[field.decode(value) for field, value in zip(layout, values, strict=True)])
+
+
+R = TypeVar("R", bound=Record)
+
+
+def compiled(record: type[R]) -> type[R]:
+    """Give a record class, a dataclass already, its ``TABLE``, where the compiled codec is there and can."""
+    travelling = {field.name for field in record.LAYOUT}
+    others = [one for one in fields(record) if one.name not in travelling]  # type: ignore[arg-type]
+    record.TABLE = table_of(record, record.LAYOUT, tuple((one.name, one.default) for one in others))
+    return record
+
+
+def table_of(
+    record: type, layout: tuple[Field, ...], defaults: tuple[tuple[str, object], ...] = ()
+) -> Table | None:
+    """The compiled codec's table of a class with these slots; None without the codec, or when it lacks a kind."""
+    plans = tuple(plan for field in layout if (plan := field.plan()) is not None)
+    if codec is None or len(plans) < len(layout):
+        return None
+    return codec.Table(record, plans, defaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +269,7 @@ class Records:
         if not isinstance(value, list) or len(value) > self.maximum_count:
             return value
         return tuple(self.item.from_values(one) for one in value)
+
+    def plan(self) -> Plan | None:
+        table = self.item.TABLE
+        return None if table is None else ("records", self.name, self.minimum_count, self.maximum_count, table)

@@ -16,7 +16,7 @@ from typing import Final
 from .bodies import BodyDescriptor
 from .buffers import ZEROS, Buffer, aligned, byte_view
 from .canonical import decode_canonical, encode_canonical
-from .checksums import body_checksum, crc32c
+from .checksums import BODY_CHECKSUMS, crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
 from .hello import Accept, Challenge, Hello, Reject
 from .limits import BODY_BYTES_MAX, PREFIX_BYTES
@@ -81,8 +81,13 @@ def encode_frame_into(
     Raises :class:`LocalProtocolError` WRONG_SIZE when ``out`` is too small or a body differs from its
     descriptor, LIMIT_EXCEEDED when the bodies are over their limit.
     """
-    control = encode_canonical(message.values())
     sizes = _body_sizes(message, bodies)
+    table = message.TABLE
+    if table is not None:
+        written = table.write(out, message, message.TYPE, key.slot, key.generation, key.round, bodies)
+        if written:
+            return written
+    control = encode_canonical(message.values())
     length = aligned(PREFIX_BYTES + len(control)) + sum(map(aligned, sizes))
     if length > len(out):
         raise LocalProtocolError(ErrorCode.WRONG_SIZE, message.NAME, f"the buffer needs {length} bytes")
@@ -90,8 +95,18 @@ def encode_frame_into(
     return length
 
 
+def encode_values_into(out: memoryview, kind: type[Message], key: Key, values: tuple[object, ...]) -> int:
+    """:func:`encode_frame_into` of ``kind(*values)``, which has no bodies, without making the record."""
+    table = kind.TABLE
+    written = table.write(out, values, kind.TYPE, key.slot, key.generation, key.round, ()) if table else 0
+    return written or encode_frame_into(out, kind(*values), key)
+
+
 def _body_sizes(message: Message, bodies: Sequence[Buffer]) -> list[int]:
-    sizes = [body.body_bytes for body in descriptors_of(message)]
+    described = descriptors_of(message)
+    if not described and not bodies:
+        return []
+    sizes = [body.body_bytes for body in described]
     if sizes != [len(body) for body in bodies]:
         raise LocalProtocolError(
             ErrorCode.WRONG_SIZE, f"{message.NAME}.bodies", "bodies differ from descriptors"
@@ -136,6 +151,27 @@ def decode_control(prefix: Prefix, view: memoryview) -> Message:
     Raises :class:`RemoteProtocolError`, in this order: WRONG_SIZE, BAD_CONTROL_CRC, NONCANONICAL, BAD_FIELD,
     BAD_PADDING, BAD_DESCRIPTOR.
     """
+    table = MESSAGES[prefix.type].TABLE
+    if table is not None:
+        message: Message | None = table.read(
+            view, prefix.control_bytes, prefix.control_crc, prefix.body_count, prefix.body_bytes
+        )
+        if message is not None:
+            if message.RELATED:
+                _check_relations(message)
+            return message
+    return decode_control_plainly(prefix, view)
+
+
+def _check_relations(message: Message) -> None:
+    try:
+        message.check_relations()
+    except LocalProtocolError as error:
+        error.as_remote()
+
+
+def decode_control_plainly(prefix: Prefix, view: memoryview) -> Message:
+    """:func:`decode_control` in Python: without the compiled codec, and for what it did not accept."""
     if len(view) != prefix.frame_bytes:
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "frame")
     end = PREFIX_BYTES + prefix.control_bytes
@@ -160,14 +196,15 @@ def _check_descriptors(prefix: Prefix, message: Message) -> None:
         raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, f"{message.NAME}.bodies")
 
 
-def body_views(prefix: Prefix, message: Message, view: memoryview) -> tuple[memoryview, ...]:
-    """Unchecked views of the bodies; ``check_body`` must accept each before use."""
+def body_views(prefix: Prefix, message: Message, view: memoryview) -> list[memoryview]:
+    """Unchecked views of the bodies with their padding; ``check_body`` must accept each before use."""
     views = []
-    start = prefix.frame_bytes - prefix.body_bytes
+    start = len(view) - prefix.body_bytes
     for descriptor in descriptors_of(message):
-        views.append(view[start : start + aligned(descriptor.body_bytes)])
-        start += aligned(descriptor.body_bytes)
-    return tuple(views)
+        end = start + aligned(descriptor.body_bytes)
+        views.append(view[start:end])
+        start = end
+    return views
 
 
 def check_body(descriptor: BodyDescriptor, padded: memoryview) -> memoryview:
@@ -175,17 +212,21 @@ def check_body(descriptor: BodyDescriptor, padded: memoryview) -> memoryview:
 
     Raises :class:`RemoteProtocolError` BAD_PADDING or BAD_BODY_CHECKSUM.
     """
-    _check_zero(padded, descriptor.body_bytes, len(padded))
-    body = padded[: descriptor.body_bytes]
-    if body_checksum(descriptor.checksum_kind, body) != descriptor.checksum:
+    length = descriptor.body_bytes
+    if length == len(padded):
+        body = padded
+    else:
+        if padded[length:] != ZEROS[: len(padded) - length]:
+            raise RemoteProtocolError(ErrorCode.BAD_PADDING, "padding")
+        body = padded[:length]
+    if BODY_CHECKSUMS[descriptor.checksum_kind](body) != descriptor.checksum:
         raise RemoteProtocolError(ErrorCode.BAD_BODY_CHECKSUM, "body")
     return body
 
 
 def checked_bodies(prefix: Prefix, message: Message, view: memoryview) -> tuple[memoryview, ...]:
     """Views of all bodies, checked."""
-    views = body_views(prefix, message, view)
-    return tuple(check_body(one, padded) for one, padded in zip(descriptors_of(message), views, strict=True))
+    return tuple(map(check_body, descriptors_of(message), body_views(prefix, message, view)))
 
 
 def decode_frame(buffer: Buffer) -> Frame:

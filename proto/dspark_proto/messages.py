@@ -9,7 +9,7 @@ its kin are in ``hello``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from .bodies import BodyDescriptor
@@ -17,7 +17,7 @@ from .buffers import Buffer
 from .checksums import BODY_CHECKSUM_BYTES
 from .digest import DIGEST_BYTES, EMPTY_DIGEST
 from .errors import LocalProtocolError
-from .fields import Field, Record, Records, Text, UInt, enum_field, fixed_bin
+from .fields import Field, Record, Records, Text, UInt, compiled, enum_field, fixed_bin
 from .limits import (
     BODY_COUNT_MAX,
     CONTEXT_CHUNK_ROWS_MAX,
@@ -58,6 +58,7 @@ class Message(Record):
 _BODIES: Final = Records("bodies", BodyDescriptor, BODY_COUNT_MAX)
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Open(Message):
     """Verifier takes a lease on a slot for a session. ``seed`` is the two's complement of a signed 64-bit
@@ -93,6 +94,7 @@ class Open(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Context(Message):
     """Target taps of positions ``first_position .. first_position + rows``; optionally their token ids."""
@@ -112,6 +114,7 @@ class Context(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class StepItem(Record):
     """One request's part of a STEP.
@@ -156,7 +159,16 @@ class StepItem(Record):
         UInt("tap_rows", CONTEXT_CHUNK_ROWS_MAX),
     )
 
+    def with_taps(self, taps: Buffer) -> StepItem:
+        """The same item with other tap rows. The fields, checked already, are not checked again."""
+        if self.TABLE is None:
+            return replace(self, taps=taps)
+        twin: StepItem = self.TABLE.twin(self)
+        object.__setattr__(twin, "taps", taps)  # nobody else has it yet
+        return twin
 
+
+@compiled
 @dataclass(frozen=True, slots=True)
 class Step(Message):
     """Draft requests, batched. ``bodies`` are the TAPS of the items with ``tap_rows > 0``, in item order."""
@@ -167,13 +179,15 @@ class Step(Message):
     NAME: ClassVar[str] = "STEP"
     TYPE: ClassVar[MessageType] = MessageType.STEP
     LAYOUT: ClassVar[tuple[Field, ...]] = (Records("items", StepItem, STEP_ITEMS_MAX, 1), _BODIES)
+    RELATED: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        Record.__post_init__(self)
-        if len({item.slot for item in self.items}) < len(self.items):
+    def check_relations(self) -> None:
+        """A slot has one item at most."""
+        if len(self.items) > 1 and len({item.slot for item in self.items}) < len(self.items):
             raise LocalProtocolError(ErrorCode.BAD_FIELD, f"{self.NAME}.items", "a slot has two items")
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Row(Message):
     """Rows ``first_row .. first_row + row_count`` of a reply.
@@ -204,6 +218,7 @@ class Row(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Completion(Message):
     """Ends a reply. ``status`` is 0, or the :class:`ErrorCode` of a failed round (then no row counts).
@@ -238,6 +253,7 @@ class Completion(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Commit(Message):
     """What survived of the prefix's round, when no STEP follows that could carry it.
@@ -263,6 +279,7 @@ class Commit(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Reset(Message):
     """The prefix's generation replaces the old one, whose every state is dead. Context restarts empty."""
@@ -282,6 +299,7 @@ class Reset(Message):
     )
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
     """As RESET, but the slot stays dormant until a RESET follows."""
@@ -294,6 +312,7 @@ class Cancel(Message):
     LAYOUT: ClassVar[tuple[Field, ...]] = (_SESSION, _CAUSE)
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Close(Message):
     """Ends the session's lease on the slot."""
@@ -306,6 +325,7 @@ class Close(Message):
     LAYOUT: ClassVar[tuple[Field, ...]] = (_SESSION, _CAUSE)
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Ping(Message):
     """Heartbeat; ``epoch`` is the sender's."""
@@ -318,6 +338,7 @@ class Ping(Message):
     LAYOUT: ClassVar[tuple[Field, ...]] = (_EPOCH, UInt("nonce", U64_MAX))
 
 
+@compiled
 @dataclass(frozen=True, slots=True)
 class Pong(Message):
     """Answer to PING, or with nonce 0 a credit update. ``credit_limit`` counts context rows since ACCEPT."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from .buffers import Buffer, byte_view
 from .errors import LocalProtocolError, RemoteProtocolError
-from .frame import decode_control, encode_frame
+from .frame import decode_control, descriptors_of, encode_frame
 from .messages import Message
 from .negotiation import HelloParameters, Negotiated
 from .prefix import NO_KEY, Key, Prefix, read_prefix
-from .registry import ErrorCode
+from .registry import ErrorCode, SupportPolicy
+from .rows import ReplyLayout
 
 
 class Peer:
@@ -27,6 +28,8 @@ class Peer:
         self.negotiated: Negotiated | None = None
         self.counters: dict[str, int] = {code.counter: 0 for code in ErrorCode}
         self._outbox: list[memoryview] = []
+        self._layouts: dict[tuple[int, int], ReplyLayout] = {}
+        self._layouts_of: Negotiated | None = None
         self._heard_ns = 0
 
     def frames_to_send(self) -> list[memoryview]:
@@ -45,6 +48,16 @@ class Peer:
             raise LocalProtocolError(ErrorCode.HELLO_REQUIRED, "connection", "complete HELLO first")
         return self.negotiated
 
+    def _layout(self, depth: int, support: SupportPolicy) -> ReplyLayout:
+        """Layout of a reply under the terms, computed once: making one costs as much as decoding a frame."""
+        terms = self._terms()
+        if self._layouts_of is not terms:
+            self._layouts, self._layouts_of = {}, terms
+        found = self._layouts.get((depth, support))
+        if found is None:
+            found = self._layouts[depth, support] = terms.layout(depth, support)
+        return found
+
     def _open_frame(self, buffer: Buffer, now_ns: int) -> tuple[Prefix, memoryview] | None:
         """The checked prefix of a received frame; None, counted, when it is unusable."""
         view = byte_view(buffer)
@@ -60,7 +73,7 @@ class Peer:
         """The control message; body checksums must be the negotiated kind."""
         message = decode_control(prefix, view)
         terms = self.negotiated
-        for body in getattr(message, "bodies", ()):
+        for body in descriptors_of(message) if prefix.body_count else ():
             if terms is None or body.checksum_kind is not terms.checksum:
                 raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, f"{message.NAME}.bodies.checksum_kind")
         return message

@@ -16,7 +16,9 @@ from typing import Final
 from .buffers import aligned
 from .checksums import crc32c
 from .errors import RemoteProtocolError
-from .limits import BODY_BYTES_MAX, BODY_COUNT_MAX, CONTROL_BYTES_MAX, PREFIX_BYTES, SLOT_NONE
+from .fields import Field, UInt, enum_field, table_of
+from .limits import BODY_BYTES_MAX, BODY_COUNT_MAX, CONTROL_BYTES_MAX, PREFIX_BYTES, SLOT_NONE, U32_MAX, U64_MAX
+from .native import codec
 from .registry import ErrorCode, MessageType
 
 MAGIC: Final = b"DSPK"
@@ -25,6 +27,10 @@ MINOR: Final = 0
 WIRE_VERSION: Final = MAJOR << 8 | MINOR
 
 _PREFIX: Final = Struct("<4sBBBBIHHQQIIII")
+_KEY_OFFSET: Final = 24
+_KEY: Final = Struct("<QIII")
+"""Generation, slot, round and control crc."""
+
 _CRC_OFFSET: Final = PREFIX_BYTES - 4
 _CRC: Final = Struct("<I")
 _TYPES: Final[dict[int, MessageType]] = {int(kind): kind for kind in MessageType}
@@ -66,6 +72,19 @@ class Prefix:
         return Key(self.slot, self.generation, self.round)
 
 
+_LAYOUT: Final[tuple[Field, ...]] = (
+    enum_field("type", MessageType),
+    UInt("control_bytes", CONTROL_BYTES_MAX, 1),
+    UInt("body_count", BODY_COUNT_MAX),
+    UInt("body_bytes", BODY_BYTES_MAX),
+    UInt("generation", U64_MAX),
+    UInt("slot", U32_MAX),
+    UInt("round", U32_MAX),
+    UInt("control_crc", U32_MAX),
+)
+_TABLE: Final = table_of(Prefix, _LAYOUT)
+
+
 def write_prefix(out: memoryview, prefix: Prefix) -> None:
     """Write ``prefix`` into the first 48 bytes of ``out``."""
     _PREFIX.pack_into(
@@ -89,12 +108,27 @@ def write_prefix(out: memoryview, prefix: Prefix) -> None:
     _CRC.pack_into(out, _CRC_OFFSET, crc32c(out[:_CRC_OFFSET]))
 
 
+def rewrite_key(frame: memoryview, key: Key, control_bytes: int) -> None:
+    """Make ``frame``, whose prefix is right in all else, a frame of ``key`` with the control that it has now."""
+    if codec is not None and codec.rewrite_key(frame, control_bytes, key.slot, key.generation, key.round):
+        return
+    control_crc = crc32c(frame[PREFIX_BYTES : PREFIX_BYTES + control_bytes])
+    _KEY.pack_into(frame, _KEY_OFFSET, key.generation, key.slot, key.round, control_crc)
+    _CRC.pack_into(frame, _CRC_OFFSET, crc32c(frame[:_CRC_OFFSET]))
+
+
 def read_prefix(view: memoryview) -> Prefix:
     """Check and decode the prefix at the start of ``view``.
 
     Raises :class:`RemoteProtocolError`, in this order of precedence: WRONG_SIZE, BAD_MAGIC, BAD_PREFIX_CRC,
     BAD_VERSION, UNKNOWN_TYPE, RESERVED_NOT_ZERO, LIMIT_EXCEEDED.
     """
+    prefix: Prefix | None = None if _TABLE is None else _TABLE.read_prefix(view)
+    return read_prefix_plainly(view) if prefix is None else prefix
+
+
+def read_prefix_plainly(view: memoryview) -> Prefix:
+    """:func:`read_prefix` in Python: without the compiled codec, and for what it did not accept."""
     if len(view) < PREFIX_BYTES:
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "prefix")
     (

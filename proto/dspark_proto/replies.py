@@ -8,6 +8,7 @@ the way into staging is found too. Spec: SPEC.md, sections "ROW" and "COMPLETION
 
 from __future__ import annotations
 
+from .bodies import have_shapes
 from .checksums import body_checksum
 from .errors import RemoteProtocolError
 from .events import ProposalReady
@@ -28,18 +29,18 @@ def stage_rows(slot: VerifierSlot, prefix: Prefix, row: Row, view: memoryview) -
     BAD_DESCRIPTOR, BAD_PADDING or BAD_BODY_CHECKSUM.
     """
     layout, lease = _leased(slot)
-    if (row.depth, row.support, row.representation) != (layout.depth, layout.support, layout.representation):
+    if row.depth != layout.depth or row.support != layout.support or row.representation is not layout.representation:
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "ROW.depth")
     if row.first_row < slot.rows_received:
         raise RemoteProtocolError(ErrorCode.DUPLICATE, "ROW.first_row")
     if row.first_row > slot.rows_received or row.first_row + row.row_count > layout.depth:
         raise RemoteProtocolError(ErrorCode.ROWS_MISSING, "ROW.first_row")
-    if tuple(body.shape for body in row.bodies) != layout.shapes(row.row_count):
+    if not have_shapes(row.bodies, layout.shapes(row.row_count)):
         raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "ROW.bodies")
-    block = lease.block
-    spans = layout.spans(row.first_row, row.row_count)
-    for (start, length), body in zip(spans, checked_bodies(prefix, row, view), strict=True):
-        block[start : start + length] = body
+    bodies = checked_bodies(prefix, row, view)
+    storage = lease.storage
+    for (start, length), body in zip(layout.spans(row.first_row, row.row_count), bodies, strict=True):
+        storage[start : start + length] = body
     slot.rows_received += row.row_count
 
 
@@ -87,10 +88,11 @@ def _leased(slot: VerifierSlot) -> tuple[ReplyLayout, Lease]:
 
 def _check_completion(slot: VerifierSlot, completion: Completion, layout: ReplyLayout) -> None:
     item = slot.item
-    if item is None or (completion.anchor_position, completion.context_version, completion.prefix_digest) != (
-        item.anchor_position,
-        item.context_version,
-        item.prefix_digest,
+    if (
+        item is None
+        or completion.anchor_position != item.anchor_position
+        or completion.context_version != item.context_version
+        or completion.prefix_digest != item.prefix_digest
     ):
         raise RemoteProtocolError(ErrorCode.COMPLETION_MISMATCH, "COMPLETION.anchor_position")
     if completion.row_count != layout.depth or slot.rows_received != layout.depth:

@@ -13,7 +13,7 @@ package, on the views handed out. Spec: SPEC.md, section "ROW". Called by both c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct, pack
 from typing import Final, NamedTuple, TypeAlias
@@ -22,6 +22,7 @@ from .buffers import Buffer, aligned, byte_view
 from .checksums import crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import CONFIDENCE_MAX, DEPTH_MAX, ROW_CHUNK_BYTES, VOCAB_MAX
+from .native import RowShape, codec
 from .registry import BodyKind, Dtype, ErrorCode, Representation
 
 RECORD_BYTES: Final = 16
@@ -30,6 +31,13 @@ ENTRY_BYTES: Final = 4
 _RECORD: Final = Struct("<iIII")
 _UNDER_CRC: Final = Struct("<iII")
 _ONE: Final = pack("<f", 1.0)
+_NO_OPINION: Final = (CONFIDENCE_MAX,)
+
+_ROW_BYTES_MAX: Final = 4096
+"""Bytes of q from which on the checksum wheel, which uses the CPU's crc32 instruction, beats the compiled codec."""
+
+Columns: TypeAlias = tuple[Sequence[int], ...]
+"""Tokens, entries and confidences of some rows, in this order."""
 
 BodyShape: TypeAlias = tuple[BodyKind, Dtype, int, int, int]
 """(kind, dtype, rows, entries, bytes) of a body, as its descriptor must show it."""
@@ -47,50 +55,42 @@ class RowRecords(NamedTuple):
 class ReplyLayout:
     """Byte layout of a reply of ``depth`` rows of ``support`` entries; with support 0, of ``vocab_size`` values.
 
-    ``tokens_only``, with support 1: ids and values are implied and take no bytes.
+    ``tokens_only``, with support 1: ids and values are implied and take no bytes. What follows from these is computed
+    once, for every frame of a reply asks for it: ``width`` (values in one row's q), bytes of one row's ids and of its
+    q, offsets of IDS and Q in the block, the block's size. A connection keeps its layouts (``Peer``).
     """
 
     depth: int
     support: int
     vocab_size: int = 0
     tokens_only: bool = False
+    representation: Representation = field(init=False, repr=False, compare=False)
+    width: int = field(init=False, repr=False, compare=False)
+    ids_row_bytes: int = field(init=False, repr=False, compare=False)
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    ids_offset: int = field(init=False, repr=False, compare=False)
+    q_offset: int = field(init=False, repr=False, compare=False)
+    total_bytes: int = field(init=False, repr=False, compare=False)
+    shape: RowShape = field(init=False, repr=False, compare=False)
 
-    @property
-    def representation(self) -> Representation:
-        """How the rows are laid out."""
-        if self.tokens_only:
-            return Representation.TOKENS
-        return Representation.SPARSE if self.support else Representation.DENSE
-
-    @property
-    def width(self) -> int:
-        """Values in one row's q."""
-        return self.support or self.vocab_size
-
-    @property
-    def ids_row_bytes(self) -> int:
-        """Bytes of one row's ids; dense rows have none."""
-        return 0 if self.tokens_only else self.support * ENTRY_BYTES
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's q."""
-        return 0 if self.tokens_only else self.width * ENTRY_BYTES
-
-    @property
-    def ids_offset(self) -> int:
-        """Offset of IDS in the block."""
-        return self.depth * RECORD_BYTES
-
-    @property
-    def q_offset(self) -> int:
-        """Offset of Q in the block."""
-        return self.ids_offset + self.depth * self.ids_row_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of the block."""
-        return self.q_offset + self.depth * self.row_bytes
+    def __post_init__(self) -> None:
+        width = self.support or self.vocab_size
+        sparse = Representation.SPARSE if self.support else Representation.DENSE
+        ids_row = 0 if self.tokens_only else self.support * ENTRY_BYTES
+        row = 0 if self.tokens_only else width * ENTRY_BYTES
+        ids_at = self.depth * RECORD_BYTES
+        q_at = ids_at + self.depth * ids_row
+        for name, value in (
+            ("representation", Representation.TOKENS if self.tokens_only else sparse),
+            ("width", width),
+            ("ids_row_bytes", ids_row),
+            ("row_bytes", row),
+            ("ids_offset", ids_at),
+            ("q_offset", q_at),
+            ("total_bytes", q_at + self.depth * row),
+            ("shape", (self.depth, ids_row, row, 1 if self.support else width, width)),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def rows_per_frame(self) -> int:
@@ -143,20 +143,53 @@ def write_reply(
     Where ids and values are implied, the arrays must be what is implied. Raises :class:`LocalProtocolError`
     WRONG_SIZE or BAD_ROW_RECORD.
     """
+    ids_view, q_view, columns = checked_arrays(layout, tokens, entries, ids, q, confidences)
+    records, ids_part = block[: layout.ids_offset], block[layout.ids_offset : layout.q_offset]
+    q_part = block[layout.q_offset : layout.total_bytes]
+    ids_part[:], q_part[:] = ids_view, q_view
+    write_records(records, ids_part, q_part, layout, columns)
+
+
+def checked_arrays(
+    layout: ReplyLayout,
+    tokens: Sequence[int],
+    entries: Sequence[int],
+    ids: Buffer,
+    q: Buffer,
+    confidences: Sequence[int] | None,
+) -> tuple[memoryview, memoryview, Columns]:
+    """What travels of the arrays of a reply, as bytes, and the three columns of its records; all of the right size.
+
+    Raises :class:`LocalProtocolError` WRONG_SIZE, or BAD_ROW_RECORD for arrays that are not what is implied.
+    """
     ids_view, q_view = byte_view(ids), byte_view(q)
     if layout.tokens_only:
         _check_implied(tokens, ids_view, q_view)
         ids_view = q_view = ids_view[:0]
-    certainties = [CONFIDENCE_MAX] * layout.depth if confidences is None else confidences
-    _check_sizes(layout, len(ids_view), len(q_view), (tokens, entries, certainties))
-    records = list(zip(tokens, entries, certainties, strict=True))
-    if not all(_in_range(layout, VOCAB_MAX + 1, *record) for record in records):
+    certainties = _NO_OPINION * layout.depth if confidences is None else confidences
+    columns = (tokens, entries, certainties)
+    _check_sizes(layout, len(ids_view), len(q_view), columns)
+    return ids_view, q_view, columns
+
+
+def write_records(records: memoryview, ids: memoryview, q: memoryview, layout: ReplyLayout, columns: Columns) -> None:
+    """Write the records of some rows of a reply into ``records``; their ids and q are in place.
+
+    Raises :class:`LocalProtocolError` BAD_ROW_RECORD.
+    """
+    count = len(columns[0])
+    if (
+        codec is not None
+        and layout.row_bytes <= _ROW_BYTES_MAX
+        and codec.write_records(records, ids, q, layout.shape, count, *columns)
+    ):
+        return
+    rows = list(zip(*columns, strict=True))
+    if not all(_in_range(layout, VOCAB_MAX + 1, *row) for row in rows):
         raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token, entries or confidence out of range")
-    block[layout.ids_offset : layout.q_offset] = ids_view
-    block[layout.q_offset : layout.total_bytes] = q_view
-    for row, crc in enumerate(_row_crcs(block, layout, records)):
-        token, count, confidence = records[row]
-        _RECORD.pack_into(block, row * RECORD_BYTES, token, count, crc, confidence)
+    for index, crc in enumerate(_row_crcs(ids, q, layout, rows)):
+        token, entries, confidence = rows[index]
+        _RECORD.pack_into(records, index * RECORD_BYTES, token, entries, crc, confidence)
 
 
 def implied_entries(tokens: Sequence[int]) -> tuple[memoryview, memoryview]:
@@ -172,7 +205,7 @@ def _check_implied(tokens: Sequence[int], ids: memoryview, q: memoryview) -> Non
 
 def _check_sizes(layout: ReplyLayout, ids_bytes: int, q_bytes: int, columns: tuple[Sequence[int], ...]) -> None:
     expected = layout.depth * layout.ids_row_bytes, layout.depth * layout.row_bytes
-    if (ids_bytes, q_bytes) != expected or any(len(column) != layout.depth for column in columns):
+    if (ids_bytes, q_bytes) != expected or [len(column) for column in columns] != [layout.depth] * 3:
         raise LocalProtocolError(
             ErrorCode.WRONG_SIZE,
             "reply",
@@ -191,9 +224,19 @@ def check_reply(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowR
 
     Raises :class:`RemoteProtocolError` BAD_ROW_CRC, or BAD_ROW_RECORD for a value out of range.
     """
+    if codec is not None and layout.row_bytes <= _ROW_BYTES_MAX:
+        columns = codec.check_rows(block, layout.shape, vocab_size)
+        if columns is not None:
+            return RowRecords(*columns)
+    return check_reply_plainly(block, layout, vocab_size)
+
+
+def check_reply_plainly(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowRecords:
+    """:func:`check_reply` in Python: large rows, no compiled codec, and what it did not accept."""
     found = list(_RECORD.iter_unpack(block[: layout.ids_offset]))
     records = [(token, count, confidence) for token, count, _, confidence in found]
-    for (_, _, crc, _), record, expected in zip(found, records, _row_crcs(block, layout, records), strict=True):
+    crcs = _row_crcs(block[layout.ids_offset : layout.q_offset], block[layout.q_offset :], layout, records)
+    for (_, _, crc, _), record, expected in zip(found, records, crcs, strict=True):
         if crc != expected:
             raise RemoteProtocolError(ErrorCode.BAD_ROW_CRC, "ROW.records")
         if not _in_range(layout, vocab_size, *record):
@@ -201,13 +244,15 @@ def check_reply(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowR
     return RowRecords(*zip(*records, strict=True))
 
 
-def _row_crcs(block: memoryview, layout: ReplyLayout, records: Iterable[tuple[int, int, int]]) -> list[int]:
+def _row_crcs(
+    ids: memoryview, q: memoryview, layout: ReplyLayout, records: Iterable[tuple[int, int, int]]
+) -> list[int]:
     """CRC32C of each row: (token, entries, confidence), then its ids, then its q."""
-    ids_at, q_at = layout.ids_offset, layout.q_offset
+    ids_at = q_at = 0
     crcs = []
     for record in records:
-        crc = crc32c(block[ids_at : ids_at + layout.ids_row_bytes], crc32c(_UNDER_CRC.pack(*record)))
-        crcs.append(crc32c(block[q_at : q_at + layout.row_bytes], crc))
+        crc = crc32c(ids[ids_at : ids_at + layout.ids_row_bytes], crc32c(_UNDER_CRC.pack(*record)))
+        crcs.append(crc32c(q[q_at : q_at + layout.row_bytes], crc))
         ids_at += layout.ids_row_bytes
         q_at += layout.row_bytes
     return crcs

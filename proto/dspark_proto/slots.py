@@ -18,6 +18,7 @@ from .messages import StepItem
 from .negotiation import Negotiated
 from .prefix import Key
 from .registry import ErrorCode, Lane, SupportPolicy
+from .reply_frames import ReplyFrames
 from .staging import Lease
 from .states import SLOT, SlotState
 
@@ -115,35 +116,35 @@ class DrafterSlot(Slot):
 
     ``digest`` covers the positions before ``context_end`` (None when the tokens are unknown),
     ``known_tokens`` are the committed tokens from there on, ``drafted`` the tokens of the last reply.
+    ``reply_storage`` holds the frames of the last reply; ``reply_rows`` has the ROW frames of each depth that was asked
+    for, to be filled again, and ``stored_rows`` those that are in the storage now.
     """
 
     digest: bytes | None = EMPTY_DIGEST
     known_tokens: tuple[int, ...] = ()
     drafted: tuple[int, ...] = ()
     reply_storage: memoryview = field(default=memoryview(b""), repr=False)
+    reply_rows: dict[int, ReplyFrames] = field(default_factory=dict, repr=False)
+    stored_rows: ReplyFrames | None = field(default=None, repr=False)
     reply_frames: tuple[memoryview, ...] = ()
 
 
 def check_session(slot: Slot, session: int, where: str) -> None:
     """The message's session owns the slot."""
-    require(slot.state is not SlotState.FREE, ErrorCode.SLOT_NOT_OPEN, f"{where}.slot", "open it first")
-    require(
-        slot.session == session, ErrorCode.WRONG_SESSION, f"{where}.session", "another session owns the slot"
-    )
+    if slot.state is SlotState.FREE:
+        raise LocalProtocolError(ErrorCode.SLOT_NOT_OPEN, f"{where}.slot", "open it first")
+    if slot.session != session:
+        raise LocalProtocolError(ErrorCode.WRONG_SESSION, f"{where}.session", "another session owns the slot")
 
 
 def check_owner(slot: Slot, session: int, generation: int, where: str) -> None:
     """The message belongs to the slot's session and current generation."""
-    check_session(slot, session, where)
-    require(
-        slot.generation == generation,
-        ErrorCode.STALE_GENERATION,
-        f"{where}.generation",
-        "use generation(slot)",
-    )
-    require(
-        slot.state is not SlotState.DORMANT, ErrorCode.SLOT_NEEDS_RESET, f"{where}.slot", "reset the slot"
-    )
+    if slot.state is SlotState.FREE or slot.session != session:
+        check_session(slot, session, where)
+    if slot.generation != generation:
+        raise LocalProtocolError(ErrorCode.STALE_GENERATION, f"{where}.generation", "use generation(slot)")
+    if slot.state is SlotState.DORMANT:
+        raise LocalProtocolError(ErrorCode.SLOT_NEEDS_RESET, f"{where}.slot", "reset the slot")
 
 
 def check_context(slot: Slot, first_position: int) -> None:
@@ -162,30 +163,22 @@ def check_step(slot: Slot, item: StepItem, terms: Negotiated) -> None:
 
     Raises :class:`LocalProtocolError` with the code of the first broken rule.
     """
-    require(item.round > slot.round, ErrorCode.STALE_ROUND, "STEP.round", "use a round above the last one")
-    require(slot.state is SlotState.READY, ErrorCode.ROUND_UNRESOLVED, "STEP.slot", "wait for the reply")
-    require(
-        item.depth <= terms.max_depth,
-        ErrorCode.DEPTH_OUT_OF_RANGE,
-        "STEP.depth",
-        "use the negotiated maximum",
-    )
-    require(item.lane is slot.lane, ErrorCode.LANE_MISMATCH, "STEP.lane", "use the lane of OPEN")
-    require(item.anchor_token < terms.vocab_size, ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.anchor_token")
-    require(item.commit_token < terms.vocab_size, ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.commit_token")
-    require(
-        item.tap_first == slot.context_end,
-        ErrorCode.CONTEXT_GAP,
-        "STEP.tap_first",
-        "start at the context's end",
-    )
-    anchor = item.tap_first + item.tap_rows
-    require(
-        item.anchor_position == anchor,
-        ErrorCode.ANCHOR_MISMATCH,
-        "STEP.anchor_position",
-        "it follows the taps",
-    )
+    if item.round <= slot.round:
+        raise LocalProtocolError(ErrorCode.STALE_ROUND, "STEP.round", "use a round above the last one")
+    if slot.state is not SlotState.READY:
+        raise LocalProtocolError(ErrorCode.ROUND_UNRESOLVED, "STEP.slot", "wait for the reply")
+    if item.depth > terms.max_depth:
+        raise LocalProtocolError(ErrorCode.DEPTH_OUT_OF_RANGE, "STEP.depth", "use the negotiated maximum")
+    if item.lane is not slot.lane:
+        raise LocalProtocolError(ErrorCode.LANE_MISMATCH, "STEP.lane", "use the lane of OPEN")
+    if item.anchor_token >= terms.vocab_size:
+        raise LocalProtocolError(ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.anchor_token")
+    if item.commit_token >= terms.vocab_size:
+        raise LocalProtocolError(ErrorCode.TOKEN_OUT_OF_RANGE, "STEP.commit_token")
+    if item.tap_first != slot.context_end:
+        raise LocalProtocolError(ErrorCode.CONTEXT_GAP, "STEP.tap_first", "start at the context's end")
+    if item.anchor_position != item.tap_first + item.tap_rows:
+        raise LocalProtocolError(ErrorCode.ANCHOR_MISMATCH, "STEP.anchor_position", "it follows the taps")
     if item.accepted_count != NO_COMMIT:
         check_commit(slot, item.accepted_count, item.commit_token, item)
 
@@ -203,13 +196,14 @@ def check_commit(slot: Slot, accepted_count: int, token: int, following: StepIte
     if following is not None:
         position = last.anchor_position + accepted_count + 1
         ahead = following.anchor_position - position
-        agrees = ahead > 0 or (ahead == 0 and following.anchor_token == token)
-        require(
-            agrees, ErrorCode.COMMIT_MISMATCH, "STEP.anchor_position", "the anchor follows what was committed"
-        )
+        if ahead < 0 or (ahead == 0 and following.anchor_token != token):
+            raise LocalProtocolError(
+                ErrorCode.COMMIT_MISMATCH, "STEP.anchor_position", "the anchor follows what was committed"
+            )
 
 
 def check_taps(taps: Buffer, rows: int, terms: Negotiated, where: str) -> None:
     """``taps`` holds exactly ``rows`` rows."""
     expected = rows * terms.tap_row_bytes
-    require(len(taps) == expected, ErrorCode.WRONG_SIZE, f"{where}.taps", f"{rows} rows are {expected} bytes")
+    if len(taps) != expected:
+        raise LocalProtocolError(ErrorCode.WRONG_SIZE, f"{where}.taps", f"{rows} rows are {expected} bytes")

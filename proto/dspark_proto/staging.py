@@ -30,7 +30,7 @@ class LeaseState(Enum):
     QUARANTINED = "quarantined"
 
 
-_TRANSITIONS: Final[dict[LeaseState, dict[str, LeaseState]]] = {
+LEASE: Final[dict[LeaseState, dict[str, LeaseState]]] = {
     LeaseState.FREE: {"lease": LeaseState.LEASED},
     LeaseState.LEASED: {
         "fill": LeaseState.FILLED,
@@ -99,7 +99,7 @@ class Lease:
         self._clear()
 
     def _move(self, action: str) -> None:
-        following = _TRANSITIONS[self.state].get(action)
+        following = LEASE[self.state].get(action)
         if following is None:
             raise LocalProtocolError(
                 ErrorCode.STAGING_EXHAUSTED,
@@ -128,7 +128,7 @@ class Staging:
 
     def count(self, state: LeaseState) -> int:
         """Blocks in ``state``."""
-        return sum(lease.state is state for lease in self.leases)
+        return sum([lease.state is state for lease in self.leases])
 
     def take(self, key: Key, layout: ReplyLayout) -> Lease:
         """Lease a free block.

@@ -173,7 +173,7 @@ class VerifierConnection(VerifierInbox):
         terms = self._terms()
         width = terms.tap_row_bytes
         parts = [taps[start * width : (start + rows) * width]]
-        bodies = [self._describe_taps(parts[0], rows)]
+        bodies = [_describe_taps(parts[0], rows, terms)]
         if token_ids is not None:
             parts.append(token_ids[start * _TOKEN_BYTES : (start + rows) * _TOKEN_BYTES])
             bodies.append(describe(BodyKind.TOKENS, Dtype.INT32, rows, 1, parts[1], terms.checksum))
@@ -189,13 +189,9 @@ class VerifierConnection(VerifierInbox):
         """
         terms = self._active()
         slots = [self._slot(item.slot) for item in items]
-        require(
-            len({slot.index for slot in slots}) == len(slots),
-            ErrorCode.ROUND_UNRESOLVED,
-            "STEP.items",
-            "twice",
-        )
-        descriptors = [self._checked_taps(item) for item in items]
+        if len({slot.index for slot in slots}) < len(slots):
+            raise LocalProtocolError(ErrorCode.ROUND_UNRESOLVED, "STEP.items", "twice")
+        descriptors = [self._checked_taps(item, terms) for item in items]
         fresh = [
             (slot, item, body)
             for slot, item, body in zip(slots, items, descriptors, strict=True)
@@ -207,30 +203,27 @@ class VerifierConnection(VerifierInbox):
         free = self._pool().count(LeaseState.FREE)
         require(len(fresh) <= free, ErrorCode.STAGING_EXHAUSTED, "STEP", "release consumed proposals")
         frame = _step_frame(items, descriptors, out)
+        deadline_ns = now_ns + terms.step_deadline_ms * NANOSECONDS_PER_MS
         for slot, item, body in fresh:
-            self._start_round(slot, item, body, now_ns)
+            self._start_round(slot, item, body, deadline_ns)
         return frame
 
-    def _checked_taps(self, item: StepItem) -> BodyDescriptor | None:
-        check_taps(item.taps, item.tap_rows, self._terms(), "STEP")
-        return self._describe_taps(item.taps, item.tap_rows) if item.tap_rows else None
-
-    def _describe_taps(self, taps: Buffer, rows: int) -> BodyDescriptor:
-        terms = self._terms()
-        entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
-        return describe(BodyKind.TAPS, terms.tap_dtype, rows, entries, taps, terms.checksum)
+    @staticmethod
+    def _checked_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
+        check_taps(item.taps, item.tap_rows, terms, "STEP")
+        return _describe_taps(item.taps, item.tap_rows, terms) if item.tap_rows else None
 
     @staticmethod
     def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
         return slot.state is SlotState.AWAITING and slot.is_retry(item, body.checksum if body else b"")
 
     def _start_round(
-        self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, now_ns: int
+        self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int
     ) -> None:
         slot.start_round(item, body.checksum if body else b"")
-        slot.lease = self._pool().take(slot.key, self._terms().layout(item.depth, slot.support))
+        slot.lease = self._pool().take(slot.key, self._layout(item.depth, slot.support))
         slot.rows_received = 0
-        slot.deadline_ns = now_ns + self._terms().step_deadline_ms * NANOSECONDS_PER_MS
+        slot.deadline_ns = deadline_ns
 
     def commit(self, slot: int, accepted_count: int, token: int, prefix_digest: bytes) -> memoryview:
         """Report what survived of the last round when no STEP follows soon; at most once per round.
@@ -317,8 +310,8 @@ class VerifierConnection(VerifierInbox):
         return self._slot(slot).state
 
     def _active(self) -> Negotiated:
-        active = self.state in (VerifierState.ACTIVE, VerifierState.DRAINING)
-        require(active, ErrorCode.HELLO_REQUIRED, "connection", "complete HELLO first")
+        if self.state not in (VerifierState.ACTIVE, VerifierState.DRAINING):
+            raise LocalProtocolError(ErrorCode.HELLO_REQUIRED, "connection", "complete HELLO first")
         return self._terms()
 
     def _pool(self) -> Staging:
@@ -332,10 +325,15 @@ class VerifierConnection(VerifierInbox):
         return self._slots[index]
 
 
+def _describe_taps(taps: Buffer, rows: int, terms: Negotiated) -> BodyDescriptor:
+    entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
+    return describe(BodyKind.TAPS, terms.tap_dtype, rows, entries, taps, terms.checksum)
+
+
 def _step_frame(
     items: Sequence[StepItem], descriptors: Sequence[BodyDescriptor | None], out: memoryview | None
 ) -> memoryview:
-    message = Step(tuple(items), tuple(body for body in descriptors if body))
+    message = Step(tuple(items), tuple([body for body in descriptors if body is not None]))
     bodies = [item.taps for item in items if item.tap_rows]
     key = Key(items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else NO_KEY
     if out is None:

@@ -42,6 +42,9 @@ from .states import VERIFIER_CONNECTION, VERIFIER_RECEIVES, SlotState, VerifierS
 _DROPPED: Final = frozenset({ErrorCode.WRONG_EPOCH, ErrorCode.WRONG_SESSION, ErrorCode.DUPLICATE})
 """Faults of a reply frame that only drop the frame; every other fault discards the whole proposal."""
 
+_WHILE_ACTIVE: Final = frozenset(kind for kind, states in VERIFIER_RECEIVES.items() if VerifierState.ACTIVE in states)
+"""A row of the table by itself: hashing a state takes longer than reading a prefix."""
+
 
 class VerifierInbox(Peer):
     """State, staging and reception of a Spark-side connection."""
@@ -76,7 +79,8 @@ class VerifierInbox(Peer):
             return []
         prefix, view = opened
         self._unanswered_ns = None
-        if self.state not in VERIFIER_RECEIVES.get(prefix.type, frozenset()):
+        active = self.state is VerifierState.ACTIVE and prefix.type in _WHILE_ACTIVE
+        if not active and self.state not in VERIFIER_RECEIVES.get(prefix.type, frozenset()):
             self._count(ErrorCode.UNEXPECTED_MESSAGE)
             return []
         if prefix.slot != SLOT_NONE:
@@ -237,13 +241,14 @@ class VerifierInbox(Peer):
         if self.negotiated is None or prefix.slot >= self.negotiated.max_slots:
             raise RemoteProtocolError(ErrorCode.SLOT_OUT_OF_RANGE, "prefix.slot")
         slot = self._slots[prefix.slot]
-        if slot.expired == prefix.key:
+        if slot.expired is not None and slot.expired == prefix.key:
             raise RemoteProtocolError(ErrorCode.LATE, "prefix.round")
         if slot.state is SlotState.FREE:
             raise RemoteProtocolError(ErrorCode.SLOT_NOT_OPEN, "prefix.slot")
         if slot.generation != prefix.generation:
             raise RemoteProtocolError(ErrorCode.STALE_GENERATION, "prefix.generation")
-        if prefix.type is not MessageType.ERROR and not self._answers(slot, prefix):
+        answers = slot.state is SlotState.AWAITING and slot.round == prefix.round
+        if not answers and prefix.type is not MessageType.ERROR:
             resolved = prefix.round == slot.round
             raise RemoteProtocolError(
                 ErrorCode.DUPLICATE if resolved else ErrorCode.STALE_ROUND, "prefix.round"
@@ -293,7 +298,8 @@ class VerifierInbox(Peer):
         return self._fail_idle(slot, message.code)
 
     def _check_reply_owner(self, slot: VerifierSlot, session: int, epoch: int) -> None:
-        self._check_epoch(epoch)
+        if self.negotiated is None or epoch != self.negotiated.peer_epoch:
+            raise RemoteProtocolError(ErrorCode.WRONG_EPOCH, "epoch")
         if session != slot.session:
             raise RemoteProtocolError(ErrorCode.WRONG_SESSION, "session")
 

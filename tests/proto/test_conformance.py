@@ -7,19 +7,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dspark_proto.conformance import Behaviour, Closure, Residue, Role, all_cases, finds, gallery, run_self, select
+from dspark_proto import ErrorCode, ProposalReady, Scope
+from dspark_proto.codec_pipe.dyadic import row_fault
+from dspark_proto.conformance import (
+    Behaviour,
+    Closure,
+    CodecAnswer,
+    ReferenceCodec,
+    Residue,
+    Role,
+    Unreachable,
+    all_cases,
+    finds,
+    gallery,
+    reference_peers,
+    run,
+    run_codec,
+    run_self,
+    select,
+)
 from dspark_proto.conformance.examples import examples
-from dspark_proto.conformance.facts import reference_facts
+from dspark_proto.conformance.facts import reference_facts, verifier_parameters
+from dspark_proto.conformance.filters import counted_as, fields, on
+from dspark_proto.conformance.mutants import Filter, Shell
 from dspark_proto.conformance.record import Case, Level, Script
+from dspark_proto.conformance.reference_verifier import ReferenceVerifier
 from dspark_proto.conformance.requirements import REQUIREMENTS
 from dspark_proto.conformance.runner import run_case
-from dspark_proto.conformance.selftest import reference_results, run_selftest
+from dspark_proto.conformance.selftest import reference_factory, reference_results, run_selftest
 from dspark_proto.conformance.testees import InProcess
 from dspark_proto.conformance.verdicts import Unmet
+from dspark_proto.messages import ErrorMessage
 from dspark_proto.registry import MessageType
 
 SPEC = (Path(__file__).resolve().parents[2] / "proto" / "SPEC.md").read_text("utf-8")
@@ -31,7 +55,10 @@ def test_honest_peers_pass_every_case() -> None:
     results = reference_results(all_cases())
     assert [(r.case.id, r.behaviour, r.note) for r in results if r.behaviour is not Behaviour.PASS or not r.good] == []
     network = [r for r in results if r.case.role is not Role.CODEC]
-    assert {(r.closure, r.residue) for r in network} == {(Closure.CLEAN, Residue.NONE)}
+    assert {(r.closure, r.residue) for r in network} == {
+        (Closure.CLEAN, Residue.NONE),
+        (Closure.RIGHT_CODE, Residue.NONE),
+    }
     assert len(results) == len(all_cases()) >= 250
 
 
@@ -46,7 +73,7 @@ def test_the_families_and_levels_are_all_there() -> None:
     for name in ("PFX", "HEL", "STP", "ROW", "CMT", "GEN", "TMO", "VER", "TRN"):
         assert {(name, Role.DRAFTER), (name, Role.VERIFIER)} <= set(families), name
     others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("SEC", Role.DRAFTER)}
-    assert others | {("RNG", Role.DRAFTER), ("AUT", Role.DRAFTER)} <= set(families)
+    assert others | {("RNG", Role.DRAFTER), ("AUT", Role.DRAFTER), ("AUT", Role.VERIFIER)} <= set(families)
     assert {case.level for case in all_cases()} >= {Level.MUST, Level.SHOULD}
     assert all(case.bug and case.title for case in all_cases())
 
@@ -104,6 +131,21 @@ PAIRS = (
     ("verifier-by-session", "DSP2-GEN-105"),
     ("verifier-by-arrival", "DSP2-TRN-101"),
     ("verifier-more-rounds", "DSP2-HEL-105"),
+    ("verifier-half-seal", "DSP2-AUT-104"),
+    ("verifier-own-seal", "DSP2-AUT-105"),
+    ("verifier-open-terms", "DSP2-AUT-106"),
+    ("verifier-unchallenged", "DSP2-AUT-109"),
+    ("verifier-old-seal", "DSP2-AUT-110"),
+    ("verifier-answers-twice", "DSP2-AUT-112"),
+    ("verifier-answers-anyway", "DSP2-AUT-120"),
+    ("verifier-any-version", "DSP2-VER-116"),
+    ("verifier-v1-for-ever", "DSP2-VER-118"),
+    ("verifier-v1-eager", "DSP2-VER-119"),
+    ("verifier-v1-sampled", "DSP2-VER-111"),
+    ("verifier-dense-in-one", "DSP2-ROW-401"),
+    ("drafter-dense-sum", "DSP2-ROW-020"),
+    ("drafter-dense-named", "DSP2-ROW-025"),
+    ("drafter-dense-unasked", "DSP2-OPN-020"),
 )
 
 
@@ -125,7 +167,7 @@ def test_a_case_is_vouched_for_by_a_specific_mutant_only() -> None:
 
 def test_a_testee_without_a_secret_is_not_judged_by_the_cases_of_it() -> None:
     testee = InProcess(Role.DRAFTER, reference_facts(), MUTANTS["drafter-leaks"].machine)
-    results = [run_case(testee, case) for case in select(patterns=["AUT"])]
+    results = [run_case(testee, case) for case in select(Role.DRAFTER, ["AUT"])]
     assert {result.behaviour for result in results} == {Behaviour.UNSUPPORTED}
     assert finds(CASES["DSP2-AUT-003"], MUTANTS["drafter-leaks"]) is False
 
@@ -185,6 +227,103 @@ def test_a_dead_testee_is_hung() -> None:
     result = run_case(testee, scripted(lambda t: (t.hello(), t.send(b"short"))))
     assert result.closure is Closure.HUNG
     assert result.must_failed
+
+
+def answering(change: Filter) -> InProcess:
+    """A reference drafter whose answers pass a filter."""
+    facts = reference_facts()
+    make = reference_factory(Role.DRAFTER, facts)
+    return InProcess(Role.DRAFTER, facts, lambda: Shell(make(), outgoing=change))
+
+
+def test_a_refusal_with_the_right_code_is_told_from_one_with_another() -> None:
+    case = CASES["DSP2-CTX-003"]
+    assert run_case(answering(lambda shell, raw: [raw]), case).closure is Closure.RIGHT_CODE
+    other = run_case(answering(counted_as(ErrorCode.CONTEXT_GAP, ErrorCode.ANCHOR_MISMATCH)), case)
+    assert (other.behaviour, other.closure, other.must_failed) == (Behaviour.PASS, Closure.WRONG_CODE, True)
+    assert (other.expected, other.actual) == ("ERROR CONTEXT_GAP", "ERROR ANCHOR_MISMATCH")
+    silent = run_case(answering(on(ErrorMessage, lambda shell, frame: [])), case)
+    assert silent.behaviour is not Behaviour.PASS
+
+
+@pytest.mark.parametrize("name", ["DSP2-PFX-003", "DSP2-CAN-020"])
+def test_a_decoder_that_refuses_with_another_code_is_told_from_one_that_accepts(name: str) -> None:
+    class Other(ReferenceCodec):
+        def decode(self, frame: bytes) -> CodecAnswer:
+            answer = super().decode(frame)
+            return answer if answer.code is None else CodecAnswer(ErrorCode.DRAINING)
+
+    class Blind(ReferenceCodec):
+        def decode(self, frame: bytes) -> CodecAnswer:
+            return CodecAnswer(None, frame)
+
+    verdicts = [
+        (result.behaviour, result.closure)
+        for codec in (ReferenceCodec(), Other(), Blind())
+        for result in run_codec(codec, [CASES[name]])
+    ]
+    assert verdicts == [
+        (Behaviour.PASS, Closure.RIGHT_CODE),
+        (Behaviour.PASS, Closure.WRONG_CODE),
+        (Behaviour.FAIL, Closure.NOT_JUDGED),
+    ]
+
+
+def test_an_error_of_a_wider_scope_than_needed_is_tolerated_and_told() -> None:
+    wider = fields(ErrorMessage, lambda shell, error: {"scope": Scope.SESSION})
+    result = run_case(answering(wider), CASES["DSP2-CTX-003"])
+    assert result.behaviour is Behaviour.PASS_NONSTRICT
+    assert result.good
+    assert result.note == "ERROR CONTEXT_GAP has scope SESSION where SLOT is enough"
+
+
+def test_a_verifier_that_leaves_a_lying_drafter_is_told_and_not_failed() -> None:
+    class Leaving(ReferenceVerifier):
+        def _judge(self, proposal: ProposalReady) -> None:
+            before = self.connection.staging
+            layout = proposal.lease.layout
+            assert before is not None
+            assert layout is not None
+            lied = row_fault(proposal.lease.block, layout, 1000)
+            super()._judge(proposal)
+            if lied:
+                self._sessions, self._hello_again_ns = [], 0
+
+    facts = reference_facts()
+    testee = InProcess(Role.VERIFIER, facts, lambda: Leaving(verifier_parameters(facts)))
+    result = run_case(testee, CASES["DSP2-ROW-100"])
+    assert (result.behaviour, result.closure) == (Behaviour.INFO, Closure.CLEAN)
+    assert run_case(testee, CASES["DSP2-CMP-008"]).behaviour is Behaviour.PASS
+
+
+def test_peers_run_where_they_are_told_to() -> None:
+    (drafter, *_) = reference_peers()
+    inside = replace(drafter, name="inside", transports=("inproc",))
+    beside = replace(drafter, name="beside", skips=frozenset({"slow", "here"}))
+    cases = [CASES["DSP2-LIV-001"], replace(CASES["DSP2-LIV-002"], tags=("here",))]
+    report = run_self(cases, ["inproc", "tcp"], peers=[inside, beside])
+    assert sorted((r.testee, r.transport, r.case.id) for r in report.results) == [
+        ("beside", "inproc", "DSP2-LIV-001"),
+        ("beside", "inproc", "DSP2-LIV-002"),
+        ("beside", "tcp", "DSP2-LIV-001"),
+        ("inside", "inproc", "DSP2-LIV-001"),
+        ("inside", "inproc", "DSP2-LIV-002"),
+    ]
+
+
+def test_a_verifier_that_goes_silent_between_cases_fails_the_cases_and_not_the_run() -> None:
+    lives: list[int] = []
+
+    def machine() -> Any:
+        lives.append(1)
+        honest = reference_factory(Role.VERIFIER, reference_facts())()
+        return honest if len(lives) == 1 else Shell(honest, outgoing=lambda shell, raw: [])
+
+    testee = InProcess(Role.VERIFIER, reference_facts(), machine)
+    first, second = run(testee, [CASES["DSP2-LIV-100"], CASES["DSP2-LIV-101"]])
+    assert (first.behaviour, second.behaviour) == (Behaviour.PASS, Behaviour.TIMEOUT)
+    with pytest.raises(Unreachable, match="no HELLO"):
+        run(testee, [CASES["DSP2-LIV-100"]])
 
 
 def test_a_failure_names_what_was_expected() -> None:

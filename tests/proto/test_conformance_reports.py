@@ -47,6 +47,10 @@ SOFT = result(3, level=Level.SHOULD, behaviour=Behaviour.TIMEOUT)
 LEAKED = result(4, residue=Residue.LEAKED)
 SKIPPED = result(5, behaviour=Behaviour.UNSUPPORTED, note="no second slot")
 HUNG = result(6, closure=Closure.HUNG)
+TOLERATED = result(7, behaviour=Behaviour.PASS_NONSTRICT, note="a wider scope")
+TOLD = result(8, behaviour=Behaviour.INFO, note="the verifier has left")
+OTHER_CODE = result(9, closure=Closure.WRONG_CODE)
+REFUSED = result(10, closure=Closure.RIGHT_CODE)
 
 
 def report(*results: CaseResult) -> Report:
@@ -62,6 +66,8 @@ def report(*results: CaseResult) -> Report:
         ((PASSED, SOFT), False, ExitCode.PASSED),
         ((PASSED, SOFT), True, ExitCode.SHOULD_FAILED),
         ((PASSED, LEAKED, SOFT), True, ExitCode.RESIDUE),
+        ((TOLERATED, TOLD, REFUSED), True, ExitCode.PASSED),
+        ((PASSED, OTHER_CODE), False, ExitCode.MUST_FAILED),
     ],
 )
 def test_exit_codes(results: tuple[CaseResult, ...], strict: bool, code: ExitCode) -> None:
@@ -140,6 +146,30 @@ def test_html_escapes_and_marks_the_bytes_that_differ() -> None:
     assert "<mark>03</mark>" in page
     assert "<mark>01</mark>" not in page
     assert "library missing" in page
+
+
+def order(page: str) -> list[str]:
+    return re.findall(r"<tr><td>(DSP2-TST-\d+)", page)
+
+
+def test_html_shows_failures_first_then_what_is_not_offered_then_remarks() -> None:
+    page = as_html(report(PASSED, TOLD, SKIPPED, REFUSED, TOLERATED, OTHER_CODE, LEAKED))
+    assert order(page) == [one.case.id for one in (OTHER_CODE, LEAKED, SKIPPED, TOLD, TOLERATED, PASSED, REFUSED)]
+    assert "1 not supported" in page
+    assert "2 passed with a remark" in page
+    kinds = dict(re.findall(r'(DSP2-TST-\d+)<br>.*?<td class="(\w+)">', page))
+    assert [kinds[one.case.id] for one in (OTHER_CODE, SKIPPED, TOLD, PASSED)] == ["bad", "skipped", "noted", "good"]
+
+
+def test_testees_of_one_run_have_columns_and_suites_of_their_own() -> None:
+    ours, theirs = replace(PASSED, testee="own worker"), replace(BROKEN, case=PASSED.case, testee="theirs")
+    page = as_html(report(ours, theirs))
+    assert re.findall(r"<th>(.*?)</th>", page) == ["case", "rule", "own worker inproc", "theirs inproc"]
+    assert order(page) == [PASSED.case.id]
+    suites = [suite.get("name") for suite in ElementTree.fromstring(as_junit(report(ours, theirs)))]
+    assert suites == ["own-worker.drafter.inproc", "theirs.drafter.inproc"]
+    assert "DSP2-TST-001 [theirs inproc] FAIL" in summary(report(ours, theirs))
+    assert [one["testee"] for one in as_object(report(ours, theirs))["results"]] == ["own worker", "theirs"]
 
 
 def test_hex_lines() -> None:

@@ -9,7 +9,7 @@ from dspark_proto import ErrorCode
 from dspark_proto.limits import FRAME_BYTES_MAX
 from dspark_proto.prefix import PREFIX_BYTES, Prefix, write_prefix
 from dspark_proto.registry import MessageType
-from dspark_proto.transports.frame_buffer import START_BYTES, FrameBuffer
+from dspark_proto.transports.frame_buffer import HEAD_BYTES, START_BYTES, FrameBuffer
 
 
 class Budget:
@@ -80,7 +80,7 @@ def test_a_small_frame_after_a_large_one_does_not_read_into_the_next_large_one()
     buffer = FrameBuffer(FRAME_BYTES_MAX, Budget())
     assert feed(buffer, large, 2**20) == [large]
     buffer.recycle()
-    assert len(buffer.room()) == START_BYTES
+    assert len(buffer.room()) == HEAD_BYTES
 
 
 def test_growth_that_is_not_granted_ends_the_stream() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from dspark.philox import Domain, Keys
 from dspark_proto.bodies import BodyDescriptor
+from dspark_proto.conformance.requirements import REQUIREMENTS as COPY
 from dspark_proto.digest import prefix_digest
 from dspark_proto.fields import Record
 from dspark_proto.frame import MESSAGES, decode_frame
@@ -244,3 +245,7 @@ def test_hex_lines_leave_out_repeated_zeros_only() -> None:
         f"0040  01 {' '.join(['00'] * 15)}",
         "0050",
     ]
+
+
+def test_the_harness_has_the_standards_sentences() -> None:
+    assert {one.anchor: one.sentence for one in REQUIREMENTS} == COPY

@@ -251,6 +251,17 @@ def test_zmq_message_of_too_many_parts_is_dropped_and_counted() -> None:
     server.close()
 
 
+def test_zmq_waits_in_the_receiving_call_as_long_as_it_was_told() -> None:
+    client = ZmqClient("tcp://127.0.0.1:9")
+    try:
+        for timeout_ms in (5, 7, 7, 6):
+            assert client._be_patient(timeout_ms) == 0
+            assert client._socket.getsockopt(zmq.RCVTIMEO) == timeout_ms
+            assert client.poll(timeout_ms) == []
+    finally:
+        client.close()
+
+
 def test_zmq_sends_many_frames_in_messages_that_the_other_end_takes() -> None:
     server = ZmqServer()
     client = ZmqClient(server.endpoint)

@@ -110,6 +110,12 @@ def test_every_message_type_has_a_vector() -> None:
     assert {vector["type"] for vector in FRAMES} == {kind.name for kind in MessageType}
 
 
+def test_each_refusal_names_a_bug_of_its_own() -> None:
+    hunted = [vector["hunts"] for vector in REFUSALS]
+    assert len(set(hunted)) == len(hunted)
+    assert all(len(bug.split()) >= 5 for bug in hunted)
+
+
 def test_ids_are_unique_and_requirements_exist_in_the_specification() -> None:
     vectors = [*FRAMES, *REFUSALS, *DIGESTS, *ROWS]
     assert len({vector["id"] for vector in vectors}) == len(vectors)

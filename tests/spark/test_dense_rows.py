@@ -10,7 +10,8 @@ import pytest
 from dspark.models.source import open_target
 from dspark.speculative import SpeculativeConfig, parse, resolve
 from dspark_proto import ProposalReady
-from dspark_spark.build import SparkSettings, _link
+from dspark_spark.build import SparkSettings, _drafts
+from dspark_spark.draft_link import DraftLink
 from dspark_spark.leases import DraftLease
 from tests.conftest import TinyPair
 from tests.rig import Parts, Reader, Rig, build_rig
@@ -68,7 +69,8 @@ def test_a_rank_offers_dense_staging_when_it_was_told_to(tiny_pair: TinyPair, de
     drafter = resolve(speculative, str(tiny_pair.target), source.config)
     assert drafter is not None
     settings = SparkSettings(str(tiny_pair.target), worker="tcp://127.0.0.1:9", speculative=speculative)
-    link = _link(settings, drafter, source, source.tokenizer())
+    link, _ = _drafts(settings, drafter, source, source.tokenizer())
+    assert isinstance(link, DraftLink)
     try:
         assert link._connection.parameters.dense_rows is dense
     finally:

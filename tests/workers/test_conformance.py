@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dspark import conformance
+from dspark.conformance_worker import worker_peers
 from dspark_proto import conformance as harness
 from dspark_workers.worker import Worker
 
 
 @pytest.fixture(scope="module")
 def testee() -> harness.Testee:
-    return conformance.tiny_worker(Worker)
+    peer = worker_peers(Worker)[0]
+    return peer.open("inproc", peer.facts)
 
 
 def test_the_worker_passes_every_case(testee: harness.Testee) -> None:

@@ -15,9 +15,9 @@ from .mutants import Mutant, gallery
 from .record import Case, Level, Role
 from .report import ExitCode, KnownFailures, as_junit, as_object, exit_code, read_known_failures, summary
 from .runner import Report, merged, reach, run, run_case, run_codec
-from .self_run import run_self
+from .self_run import Peer, reference_peers, run_self
 from .selftest import SelfTest, finds, run_selftest
-from .testees import InProcess, RemoteDrafter, RemoteVerifier, Served, Testee
+from .testees import InProcess, RemoteDrafter, RemoteVerifier, ServedDrafter, ServedVerifier, Testee
 from .verdicts import Behaviour, CaseResult, Closure, Residue, Unreachable
 
 __all__ = (
@@ -33,6 +33,7 @@ __all__ = (
     "KnownFailures",
     "Level",
     "Mutant",
+    "Peer",
     "ReferenceCodec",
     "RemoteDrafter",
     "RemoteVerifier",
@@ -40,7 +41,8 @@ __all__ = (
     "Residue",
     "Role",
     "SelfTest",
-    "Served",
+    "ServedDrafter",
+    "ServedVerifier",
     "Testee",
     "Unreachable",
     "all_cases",
@@ -56,6 +58,7 @@ __all__ = (
     "reach",
     "read_known_failures",
     "reference_facts",
+    "reference_peers",
     "run",
     "run_case",
     "run_codec",

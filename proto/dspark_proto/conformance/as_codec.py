@@ -13,7 +13,7 @@ from ..buffers import Buffer
 from ..errors import ProtocolError
 from ..frame import decode_frame, encode_frame
 from ..registry import ErrorCode
-from .verdicts import Behaviour, Unmet
+from .verdicts import Remarks, Unmet, WrongCode
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,21 @@ class ReferenceCodec:
         return CodecAnswer(None, bytes(encode_frame(found.message, found.prefix.key, found.bodies)))
 
 
-class CodecUnderTest:
+class CodecUnderTest(Remarks):
     """See the module."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self.behaviour = Behaviour.PASS
-        self.note = ""
 
     def refuses(self, frame: Buffer, *codes: ErrorCode) -> None:
         """The decoder must refuse ``frame`` with one of ``codes``."""
         answer = self._decode(bytes(frame))
         if answer.code not in codes:
-            actual = "an accepted frame" if answer.code is None else answer.code.name
-            raise Unmet(" or ".join(code.name for code in codes), actual, actual_frame=bytes(frame))
+            wanted = " or ".join(code.name for code in codes)
+            if answer.code is None:
+                raise Unmet(wanted, "an accepted frame", actual_frame=bytes(frame))
+            raise WrongCode(wanted, answer.code.name, actual_frame=bytes(frame))
+        self.refused = True
 
     def accepts(self, frame: Buffer, encoded: Buffer | None = None) -> None:
         """The decoder must accept ``frame`` and give the same bytes back (or ``encoded``)."""

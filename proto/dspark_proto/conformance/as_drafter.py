@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import count
 from typing import Any
 
 from ..buffers import Buffer
@@ -30,17 +31,18 @@ from ..events import (
 from ..frame import Frame, decode_frame, encode_frame
 from ..hello import Accept, Hello
 from ..limits import NO_COMMIT
-from ..messages import Completion, ErrorMessage, Message, Pong, Row, StepItem
-from ..negotiation import HelloParameters, accept_message, compatibility_of, negotiate
+from ..messages import Completion, ErrorMessage, Message, Ping, Pong, Row, StepItem
+from ..negotiation import HelloParameters, accept_message, common_version, compatibility_of, negotiate
 from ..prefix import NO_KEY, Key
-from ..registry import ErrorCode, Scope
+from ..registry import ErrorCode, Scope, SupportPolicy, WireVersion
 from .clock import NS_PER_MS, VirtualClock
-from .dyadic import TOTAL, DraftedRow, pack
+from .drafted_rows import TOTAL, DraftedRow, pack
 from .facts import Facts
 from .links import Link
-from .verdicts import Behaviour, TimedOut, Unmet, Unsupported
+from .verdicts import Remarks, TimedOut, Unmet, Unsupported
 
-EPOCH = 0x99AABBCCDDEEFF00
+_EPOCHS = count(0x99AABBCCDDEEFF00, 0x10000)
+"""Each case is a drafter process of its own: a verifier may have had enough of the one before."""
 FAST_MS = 300
 REAL_MS = 2000
 """Step deadlines on virtual and on real time: soon, and not too soon for a busy machine."""
@@ -57,6 +59,7 @@ class Outcome(Enum):
     PASSED_OVER = "passed over"
     NEW_GENERATION = "a new generation"
     CLOSED = "closed"
+    LEFT = "a new connection"
 
 
 @dataclass(frozen=True)
@@ -83,16 +86,16 @@ class HonestReply:
         return bytes(encode_frame(replace(self.completion, **changes), key or self.key))
 
 
-class VerifierUnderTest:
+class VerifierUnderTest(Remarks):
     """See the module."""
 
     def __init__(self, link: Link, facts: Facts) -> None:
         self.link = link
         self.facts = facts
         self.step_ms = FAST_MS if isinstance(link.clock, VirtualClock) else REAL_MS
-        self.behaviour = Behaviour.PASS
-        self.note = ""
-        self.epoch = EPOCH
+        self.epoch = next(_EPOCHS)
+        self.left = False
+        self.suits: Callable[[StepItem], bool] = lambda item: True
         self.hello: Hello | None = None
         self.hello_frame = b""
         self.grants_credit = True
@@ -101,6 +104,8 @@ class VerifierUnderTest:
         self._steps: list[StepItem] = []
         self._outcomes: dict[Key, Outcome] = {}
         self._replied: dict[int, Key] = {}
+        self._agreed: dict[str, Any] = {}
+        self._heard = False
 
     # Plain traffic
 
@@ -134,34 +139,53 @@ class VerifierUnderTest:
 
     def _forget(self) -> None:
         self._steps, self._outcomes, self._replied, self.log = [], {}, {}, []
+        self.left = False
 
     def parameters(self, hello: Hello, **changes: Any) -> HelloParameters:
         """The harness's side: compatible with whatever the verifier says it is."""
         facts = replace(self.facts, compatibility=compatibility_of(hello))
-        values: dict[str, Any] = {"step_deadline_ms": self.step_ms, "context_credit_rows": 4096}
+        versions = tuple(version for version in WireVersion if version in hello.wire_versions)
+        values: dict[str, Any] = {
+            "step_deadline_ms": self.step_ms,
+            "context_credit_rows": 4096,
+            "versions": versions or (WireVersion.V2_0,),
+            "authentication": self.facts.authentication,
+        }
         return facts.parameters(self.epoch, **(values | changes))
 
     def accept_for(self, hello: Hello, **changes: Any) -> Accept:
         """A right ACCEPT, for a case to spoil; ``changes`` are capacities of the harness."""
         parameters = self.parameters(hello, **changes)
-        return accept_message(parameters, hello, negotiate(parameters, hello))
+        return accept_message(parameters, hello, negotiate(parameters, hello, common_version(parameters, hello)))
 
-    def connect(self, *, lanes: bool = True, **changes: Any) -> Accept:
-        """Answer the testee's HELLO with ACCEPT; ``changes`` are capacities of the harness."""
+    def connect(self, before: Callable[[Hello], Sequence[Buffer]] = lambda hello: (), **changes: Any) -> Accept:
+        """Answer the testee's HELLO with ACCEPT, after a CHALLENGE where the facts have a secret; ``changes`` are
+        capacities of the harness, ``before`` gives frames that are sent just before the ACCEPT.
+        """
         hello = self.hello or self.await_hello()
+        self._agreed, self._heard, self.left = changes, False, False
         self._book = DrafterConnection(self.parameters(hello, **changes))
-        for event in self._book.receive(self.hello_frame, 0):
-            if isinstance(event, HelloReceived) and event.code is not None:
-                raise Unmet("an acceptable HELLO", event.code.name, actual_frame=self.hello_frame)
+        self._greet(self.hello_frame)
+        while challenges := self._book.frames_to_send():
+            self.send(*challenges)
+            self.await_hello()
+            self._greet(self.hello_frame)
         frame = bytes(self._book.accept(0))
-        self.send(frame)
+        self.send(*before(hello), frame)
         message = decode_frame(frame).message
         assert isinstance(message, Accept)
         return message
 
+    def _greet(self, frame: bytes) -> None:
+        """Enter a HELLO into the books."""
+        for event in self.book.receive(frame, 0):
+            if isinstance(event, HelloReceived) and event.code is not None:
+                raise Unmet("an acceptable HELLO", event.code.name, actual_frame=frame)
+
     def restart(self) -> Hello:
         """Behave as a drafter that was restarted: the testee must say HELLO again."""
         self.hello = None
+        self.epoch = next(_EPOCHS) if self.left else self.epoch
         self.say(ErrorMessage(ErrorCode.HELLO_REQUIRED, Scope.CONNECTION, 0, "connection"))
         return self.await_hello()
 
@@ -181,14 +205,37 @@ class VerifierUnderTest:
         for code in ErrorCode:
             if self.book.counters[code.counter] != before[code.counter] and code not in _TOLERATED:
                 raise Unmet("a legal frame", f"one that must be refused with {code.name}", actual_frame=raw)
-        for event in events:
-            self._on(event)
+        frame = decode_frame(raw)
+        if isinstance(frame.message, Hello):
+            self._on_hello(frame.message, raw)
+        else:
+            self._heard = True
+            for event in events:
+                self._on(event)
         outgoing = self.book.frames_to_send()
         if outgoing:
             self.send(*outgoing)
-        frame = decode_frame(raw)
         self.log.append(frame)
         return frame
+
+    def _on_hello(self, hello: Hello, raw: bytes) -> None:
+        """The testee begins again. Before it has said anything else, its HELLO crossed our ACCEPT; after that it has
+        left, with every round unresolved.
+        """
+        self.hello, self.hello_frame = hello, raw
+        if not self._heard:
+            self.connect(**self._agreed)
+            return
+        self.left = True
+        for slot in list(self._replied):
+            self._resolve(slot, Outcome.LEFT)
+        self._steps = []
+
+    def _again(self) -> None:
+        """A testee that has left gets a new process to talk to."""
+        if self.left:
+            self.epoch = next(_EPOCHS)
+            self.connect(**self._agreed)
 
     def _on(self, event: DrafterEvent) -> None:
         match event:
@@ -227,10 +274,12 @@ class VerifierUnderTest:
         raise TimedOut(f"{what} did not come")
 
     def await_step(self, slot: int | None = None) -> StepItem:
-        """The next STEP item that has not been answered; of ``slot``, when given (others get honest replies)."""
+        """The next STEP item that has not been answered, of ``slot`` when given, else one that suits the case; others
+        get honest replies.
+        """
         for _ in self.until(None, "a STEP"):
             for item in self._steps:
-                if slot is None or item.slot == slot:
+                if item.slot == slot or (slot is None and self.suits(item)):
                     self._steps.remove(item)
                     return item
             for item in self._steps:
@@ -240,10 +289,23 @@ class VerifierUnderTest:
         raise AssertionError("the loop ends by a result or by TimedOut")
 
     def drain_frames(self, quiet_ms: int) -> None:
-        """Take frames until none comes for ``quiet_ms``."""
+        """Take frames until none but heartbeats comes for ``quiet_ms``."""
+        clock = self.link.clock
+        end_ns = clock.now_ns() + quiet_ms * NS_PER_MS
         try:
             for _ in range(1000):
-                self.pump(quiet_ms)
+                frame = self.pump(max(0, end_ns - clock.now_ns()) // NS_PER_MS)
+                if not isinstance(frame.message, Ping | Pong):
+                    end_ns = clock.now_ns() + quiet_ms * NS_PER_MS
+        except TimedOut:
+            return
+
+    def watch(self, ms: int) -> None:
+        """Take frames for ``ms`` in all, and answer none."""
+        end_ns = self.link.clock.now_ns() + ms * NS_PER_MS
+        try:
+            while (left := (end_ns - self.link.clock.now_ns()) // NS_PER_MS) > 0:
+                self.pump(left)
         except TimedOut:
             return
 
@@ -259,20 +321,27 @@ class VerifierUnderTest:
 
     def rows_for(self, item: StepItem, shift: int = 0) -> list[DraftedRow]:
         """Honest rows: two entries where the support allows it."""
-        vocab_size = self.book.parameters.compatibility.vocab_size
-        support = int(self.book._slots[item.slot].support)
+        vocab_size, support = self._size(item)
         rows = []
         for index in range(item.depth):
             low = (item.anchor_position + index + shift) % (vocab_size - 1)
             one = DraftedRow((low,), (TOTAL,), low)
             two = DraftedRow((low, low + 1), (TOTAL // 4, TOTAL - TOTAL // 4), low + 1)
-            rows.append(two if support > 1 else one)
+            rows.append(one if support == 1 else two)
         return rows
+
+    def support_of(self, item: StepItem) -> SupportPolicy:
+        """What the item's slot asked for."""
+        return self.book._slots[item.slot].support
+
+    def _size(self, item: StepItem) -> tuple[int, int]:
+        """Vocabulary size and support of a reply to ``item``."""
+        return self.book.parameters.compatibility.vocab_size, int(self.support_of(item))
 
     def honest(self, item: StepItem, rows: Sequence[DraftedRow] | None = None) -> HonestReply:
         """A right reply to ``item``, booked as sent."""
-        support = int(self.book._slots[item.slot].support)
-        packed = pack(rows or self.rows_for(item), support)
+        vocab_size, support = self._size(item)
+        packed = pack(rows or self.rows_for(item), support, vocab_size)
         frames = self.book.reply(item, packed.tokens, packed.entries, packed.ids, packed.q)
         if len(frames) != 2:
             raise Unsupported("the round ended before it was answered")
@@ -292,24 +361,32 @@ class VerifierUnderTest:
     # Judging
 
     def outcome(self, item: StepItem, timeout_ms: int | None = None) -> Outcome:
-        """What becomes of an answered round."""
+        """What becomes of an answered round. Rounds of other slots that were asked for before get honest replies: a
+        verifier may wait for them before it goes on.
+        """
         key = Key(item.slot, item.generation, item.round)
+        beside = {one.slot for one in self._steps} - {item.slot}
         what = "the verifier's next message for the slot"
         for _ in self.until(timeout_ms, what):
             if key in self._outcomes:
                 break
+            for one in [one for one in self._steps if one.slot in beside]:
+                beside.discard(one.slot)
+                self._steps.remove(one)
+                self.answer(one)
             self.pump(timeout_ms, what)
         return self._outcomes[key]
 
     def lost(self, item: StepItem) -> Outcome:
         """What becomes of a round that gets no whole answer; other slots' rounds may have ended with it."""
-        outcome = self.outcome(item, 5 * self.step_ms)
+        outcome = self.outcome(item, 5 * self.step_ms + self.facts.deadline_ms)
         self.drain_frames(0)
         return outcome
 
     def attempt(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> Outcome:
         """Answer the next round with what ``spoil`` makes of a right reply. A session that ends just then is no
         answer."""
+        self._again()
         for _ in range(_ATTEMPTS):
             item = self.await_step()
             self.send(*spoil(self.honest(item)))
@@ -322,9 +399,16 @@ class VerifierUnderTest:
         """The round must be committed."""
         self._expect(self.attempt(spoil), Outcome.COMMITTED)
 
-    def refuses(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> None:
-        """The round must not be used, and the verifier must go on: another round is answered and committed."""
-        self._expect(self.attempt(spoil), Outcome.PASSED_OVER, Outcome.NEW_GENERATION)
+    def refuses(self, spoil: Callable[[HonestReply], Sequence[Buffer]], *, may_leave: bool = False) -> None:
+        """The round must not be used, and the verifier must go on: another round is answered and committed.
+
+        ``may_leave``: it may also end the connection, and go on with another drafter process.
+        """
+        leaving = (Outcome.LEFT,) if may_leave else ()
+        outcome = self.attempt(spoil)
+        self._expect(outcome, Outcome.PASSED_OVER, Outcome.NEW_GENERATION, *leaving)
+        if outcome is Outcome.LEFT:
+            self.inform("the verifier has left this drafter process")
         self.serves()
 
     def kills(self, spoil: Callable[[HonestReply], Sequence[Buffer]]) -> None:
@@ -346,6 +430,18 @@ class VerifierUnderTest:
     def _expect(outcome: Outcome, *allowed: Outcome) -> None:
         if outcome not in allowed:
             raise Unmet("the round " + " or ".join(one.value for one in allowed), outcome.value)
+
+    def answers(self, nonce: int) -> None:
+        """PING must be answered; a testee that has left is given a drafter to talk to first."""
+        self.say(Ping(self.epoch, nonce))
+        for _ in self.until(None, "a PONG"):
+            message = self.pump(what="a PONG").message
+            if isinstance(message, Pong) and message.nonce == nonce:
+                return
+            if self.left:
+                self._again()
+                self.await_step()
+                self.say(Ping(self.epoch, nonce))
 
     def pong(self, nonce: int) -> Pong:
         """Wait for the PONG with this nonce."""

@@ -45,14 +45,14 @@ from .clock import NS_PER_MS
 from .facts import Facts
 from .judging import Reply, SlotBook, judged, same, shown
 from .links import Link, joined
-from .verdicts import Behaviour, TimedOut, Unmet, Unsupported
+from .verdicts import Remarks, TimedOut, Unmet, Unsupported, WrongCode
 
 EPOCH = 0x1122334455667788
 SESSION = 1000
 PROMPT = 4
 
 
-class DrafterUnderTest:
+class DrafterUnderTest(Remarks):
     """See the module."""
 
     def __init__(self, link: Link, facts: Facts, another: Callable[[], Link | None] = lambda: None) -> None:
@@ -60,8 +60,6 @@ class DrafterUnderTest:
         self.facts = facts
         self.opened: list[Link] = []
         self._another = another
-        self.behaviour = Behaviour.PASS
-        self.note = ""
         self.epoch = EPOCH
         self.serial = 0
         self.accept: Accept | None = None
@@ -191,8 +189,9 @@ class DrafterUnderTest:
         if not isinstance(answer, Reject):
             raise Unmet(f"REJECT {code.name}", "ACCEPT")
         if answer.code is not code:
-            raise Unmet(f"REJECT {code.name}", f"REJECT {answer.code.name}")
+            raise WrongCode(f"REJECT {code.name}", f"REJECT {answer.code.name}")
         self.check_echo(hello, answer)
+        self.refused = True
         return answer
 
     @staticmethod
@@ -477,7 +476,10 @@ class DrafterUnderTest:
     def _counted(self, code: ErrorCode, before: dict[ErrorCode, int], times: int) -> None:
         after = self.counters()
         grown = {c.name: n - before.get(c, 0) for c, n in after.items() if n != before.get(c, 0)}
+        if len(grown) == 1 and grown.get(code.name) is None and set(grown.values()) == {times}:
+            raise WrongCode(f"{times} counted as {code.name}", f"{times} as {next(iter(grown))}")
         same("counters that grew", {code.name: times}, grown)
+        self.refused = True
 
     def refuses(self, code: ErrorCode, frame: Buffer, key: Key, scope: Scope = Scope.SLOT) -> None:
         """``frame`` must be answered by ERROR with that code, key and at least that scope, and counted."""
@@ -492,10 +494,14 @@ class DrafterUnderTest:
         frame, raw = self.expect(ErrorMessage, f"ERROR {code.name}")
         error = frame.message
         assert isinstance(error, ErrorMessage)
-        same("ERROR code", code.name, error.code.name, raw)
+        if error.code is not code:
+            raise WrongCode(f"ERROR {code.name}", f"ERROR {error.code.name}", actual_frame=raw)
         same("ERROR key", key, frame.prefix.key, raw)
         if error.scope < scope:
             raise Unmet(f"scope {scope.name} or wider", error.scope.name, actual_frame=raw)
+        if error.scope > scope:
+            self.tolerate(f"ERROR {code.name} has scope {error.scope.name} where {scope.name} is enough")
+        self.refused = True
 
     def alive(self, slot: int = 0) -> None:
         """The slot still drafts; its last round is not committed."""

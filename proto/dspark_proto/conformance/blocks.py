@@ -12,9 +12,11 @@ from struct import Struct
 from ..bodies import describe
 from ..checksums import body_checksum, crc32c
 from ..frame import encode_frame
+from ..messages import Row
+from ..registry import Representation
 from ..rows import ReplyLayout
 from .as_drafter import HonestReply
-from .dyadic import TOTAL
+from .drafted_rows import TOTAL
 
 _INT, _WORD, _FLOAT = Struct("<i"), Struct("<I"), Struct("<f")
 _SPAN = 16
@@ -45,7 +47,7 @@ class Block:
         _WORD.pack_into(self.data, row * _SPAN + 8, value)
 
     def _cell(self, offset: int, row: int, column: int) -> int:
-        return offset + (row * self.layout.support + column) * 4
+        return offset + (row * self.layout.width + column) * 4
 
     def id(self, row: int, column: int) -> int:
         """An id."""
@@ -82,9 +84,14 @@ class Block:
             self.crc(row, crc)
 
 
+def layout_of(row: Row, vocab_size: int) -> ReplyLayout:
+    """How a reply with this ROW is laid out."""
+    return ReplyLayout(row.depth, row.support, vocab_size, row.representation is Representation.TOKENS)
+
+
 def opened(reply: HonestReply, vocab_size: int) -> Block:
     """The block of an honest reply."""
-    layout = ReplyLayout(reply.row.depth, reply.row.support, vocab_size)
+    layout = layout_of(reply.row, vocab_size)
     return Block(bytearray(b"".join(reply.bodies)), layout, vocab_size)
 
 

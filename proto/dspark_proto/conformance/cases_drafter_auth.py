@@ -11,7 +11,7 @@ from hashlib import sha256
 from secrets import token_bytes
 
 from ..frame import encode_frame
-from ..hello import Accept, Hello, Reject
+from ..hello import Accept, Hello
 from ..limits import AUTH_NONCE_BYTES, AUTH_PROOF_BYTES
 from ..messages import Ping
 from ..prefix import Key
@@ -19,7 +19,7 @@ from ..registry import ErrorCode
 from .as_verifier import DrafterUnderTest
 from .forge import flipped
 from .record import Family, Role
-from .verdicts import Unmet
+from .verdicts import Unmet, WrongCode
 
 AUT = Family("AUT", Role.DRAFTER, tags=("secret",))
 E = ErrorCode
@@ -35,8 +35,11 @@ def _asked(t: DrafterUnderTest) -> tuple[Hello, bytes, Hello]:
 def _refused(t: DrafterUnderTest, hello: Hello, code: ErrorCode) -> None:
     """REJECT with ``code``, which tells no value of the drafter's."""
     answer = t.answer_to(bytes(encode_frame(hello)))
-    if not isinstance(answer, Reject) or answer.code is not code:
-        raise Unmet(f"REJECT {code.name}", "ACCEPT" if isinstance(answer, Accept) else f"REJECT {answer.code.name}")
+    if isinstance(answer, Accept):
+        raise Unmet(f"REJECT {code.name}", "ACCEPT")
+    if answer.code is not code:
+        raise WrongCode(f"REJECT {code.name}", f"REJECT {answer.code.name}")
+    t.refused = True
     t.check_echo(hello, answer)
     if answer.drafter_value or answer.verifier_value:
         raise Unmet("constant text", f"{answer.drafter_value} {answer.verifier_value}")

@@ -550,3 +550,18 @@ def fresh(t: DrafterUnderTest) -> None:
     t.require(entries > 1, "rows of more than one entry")
     if len(drawn) == 1:
         raise Unmet("draws that differ between 16 rounds", "one draw")
+
+
+@RNG.case(5, "another choice draws again", "REQ-RNG-1", "two proposals of a request that are the same")
+def chosen(t: DrafterUnderTest) -> None:
+    t.require(t.facts.deterministic, "determinism")
+    t.hello()
+    drawn = set()
+    for choice in range(16):
+        t.open(seed=5, choice=choice)
+        reply = t.round()
+        t.require(max(reply.entries) > 1, "rows of more than one entry")
+        drawn.add(reply.tokens)
+        t.close()
+    if len(drawn) == 1:
+        raise Unmet("draws that differ between 16 choices", "one draw")

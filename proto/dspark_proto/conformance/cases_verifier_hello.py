@@ -36,10 +36,12 @@ def right_hello(t: VerifierUnderTest) -> None:
         raise Unmet("the SHA-256 of compat", hello.compat_hash.hex(), actual_frame=t.hello_frame)
     if compatibility_of(hello).encoded() != hello.compat:
         raise Unmet("canonical compat", hello.compat.hex())
-    if 0x0200 not in hello.wire_versions or hello.auth or hello.capabilities >> 8:
+    if 0x0200 not in hello.wire_versions or (hello.auth and not t.facts.secret) or hello.capabilities >> 8:
         raise Unmet("version 2.0, no auth, no unknown capabilities", f"{hello.wire_versions}, {hello.capabilities:x}")
     if not hello.checksums & 0b01 and wanted.checksums & 0b01:
         raise Unmet("the mandatory CRC32C among the checksums", bin(hello.checksums))
+    if len({version >> 8 for version in hello.wire_versions}) > 1:
+        t.tolerate("HELLO lists versions of more than one major (REQ-HEL-15)")
     t.connect()
     t.serves()
 
@@ -68,7 +70,7 @@ def in_flight(t: VerifierUnderTest) -> None:
     t.connect(max_in_flight=2)
     for _ in range(3):
         item = t.await_step()
-        t.drain_frames(t.step_ms // 10)
+        t.watch(t.step_ms // 10)
         unanswered = 1 + len(t.waiting())
         if unanswered > 2:
             raise Unmet("at most 2 unanswered rounds", str(unanswered))
@@ -76,7 +78,7 @@ def in_flight(t: VerifierUnderTest) -> None:
     t.serves()
 
 
-def _no_session(t: VerifierUnderTest) -> None:
+def no_session(t: VerifierUnderTest) -> None:
     """The verifier must not open anything; it may ask again."""
     end_ns = t.link.clock.now_ns() + 500 * 1_000_000
     while t.link.clock.now_ns() < end_ns:
@@ -90,12 +92,12 @@ def _no_session(t: VerifierUnderTest) -> None:
             raise Unmet("no session", kind.name, actual_frame=raw)
 
 
-def _bad_accept(change: Callable[[Accept, Hello], dict[str, Any]], t: VerifierUnderTest) -> None:
+def bad_accept(change: Callable[[Accept, Hello], dict[str, Any]], t: VerifierUnderTest) -> None:
     """An ACCEPT that must not be believed; after a restart of the drafter all is well."""
     hello = t.hello or t.await_hello()
     accept = t.accept_for(hello)
     t.say(replace(accept, **change(accept, hello)))
-    _no_session(t)
+    no_session(t)
     t.restart()
     t.connect()
     t.serves()
@@ -107,17 +109,25 @@ for _number, _capacity in enumerate(CAPACITIES, 110):
         return {name: getattr(hello, name) + 1}
 
     HEL.add(_number, f"ACCEPT with {_capacity.name} above the offer", "REQ-HEL-6", "terms that only one side agreed to",
-            partial(_bad_accept, _above))  # fmt: skip
+            partial(bad_accept, _above))  # fmt: skip
 HEL.add(120, "ACCEPT with other reply bytes", "REQ-HEL-7", "staging of another size than replies",
-        partial(_bad_accept, lambda accept, hello: {"reply_bytes": accept.reply_bytes + 8}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"reply_bytes": accept.reply_bytes + 8}))  # fmt: skip
 HEL.add(121, "ACCEPT with other tap row bytes", "REQ-HEL-7", "taps of another size",
-        partial(_bad_accept, lambda accept, hello: {"tap_row_bytes": accept.tap_row_bytes + 2}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"tap_row_bytes": accept.tap_row_bytes + 2}))  # fmt: skip
 HEL.add(122, "ACCEPT of another wire version", "REQ-HEL-4", "a silent upgrade",
-        partial(_bad_accept, lambda accept, hello: {"wire_version": 0x0201}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"wire_version": 0x0201}))  # fmt: skip
 HEL.add(123, "ACCEPT with another compatibility hash", "REQ-HEL-10", "an answer to another verifier",
-        partial(_bad_accept, lambda accept, hello: {"compat_hash": bytes(32)}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"compat_hash": bytes(32)}))  # fmt: skip
 HEL.add(124, "ACCEPT with a capability that was not offered", "REQ-HEL-5", "a feature that only one side has",
-        partial(_bad_accept, lambda accept, hello: {"capabilities": 1 << 40}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"capabilities": 1 << 40}))  # fmt: skip
+
+
+def _connects_at_once(hello: Hello, t: VerifierUnderTest) -> None:
+    """``hello`` is still the one that counts."""
+    t.connect()
+    t.serves()
+    if t.hello is None or t.hello.serial != hello.serial:
+        raise Unmet("no other HELLO", "another HELLO", actual_frame=t.hello_frame)
 
 
 def _stale_accept(change: Callable[[Accept], dict[str, Any]], t: VerifierUnderTest) -> None:
@@ -125,8 +135,7 @@ def _stale_accept(change: Callable[[Accept], dict[str, Any]], t: VerifierUnderTe
     hello = t.hello or t.await_hello()
     accept = t.accept_for(hello)
     t.say(replace(accept, **change(accept)))
-    t.connect()
-    t.serves()
+    _connects_at_once(hello, t)
 
 
 HEL.add(
@@ -159,7 +168,7 @@ def absurd(t: VerifierUnderTest) -> None:
 def rejected(t: VerifierUnderTest) -> None:
     hello = t.hello or t.await_hello()
     t.say(Reject(t.epoch, hello.epoch, hello.serial, E.INCOMPATIBLE, "vocab_size", "1", "2"))
-    _no_session(t)
+    no_session(t)
     t.restart()
     t.connect()
     t.serves()
@@ -169,8 +178,7 @@ def rejected(t: VerifierUnderTest) -> None:
 def stale_reject(t: VerifierUnderTest) -> None:
     hello = t.hello or t.await_hello()
     t.say(Reject(t.epoch, hello.epoch, (hello.serial - 1) % 2**32, E.INCOMPATIBLE, "", "", ""))
-    t.connect()
-    t.serves()
+    _connects_at_once(hello, t)
 
 
 @HEL.case(135, "frames before ACCEPT", "REQ-LIF-2", "slots without negotiated limits")
@@ -212,13 +220,13 @@ def no_answer(t: VerifierUnderTest) -> None:
 def version_one(t: VerifierUnderTest) -> None:
     hello = t.hello or t.await_hello()
     t.say(Reject(t.epoch, hello.epoch, hello.serial, E.BAD_VERSION, "HELLO.wire_versions", "", ""))
-    _no_session(t)
+    no_session(t)
     t.restart()
     t.connect()
     t.serves()
 
 
 VER.add(101, "ACCEPT of version 3", "REQ-HEL-4", "a silent upgrade",
-        partial(_bad_accept, lambda accept, hello: {"wire_version": 0x0300}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"wire_version": 0x0300}))  # fmt: skip
 VER.add(102, "ACCEPT of version 1", "REQ-HEL-4", "a silent downgrade",
-        partial(_bad_accept, lambda accept, hello: {"wire_version": 0x0100}))  # fmt: skip
+        partial(bad_accept, lambda accept, hello: {"wire_version": 0x0100}))  # fmt: skip

@@ -17,10 +17,9 @@ from ..frame import decode_frame, encode_frame
 from ..messages import Row
 from ..prefix import Key
 from ..registry import Checksum, ErrorCode
-from ..rows import ReplyLayout
 from .as_drafter import HonestReply, VerifierUnderTest
-from .blocks import Block, opened, rewritten
-from .dyadic import TOTAL
+from .blocks import Block, layout_of, opened, rewritten
+from .drafted_rows import TOTAL
 from .forge import changed, field_of, flipped, patched, position_of, with_values
 from .record import Family, Role
 
@@ -44,10 +43,10 @@ def spoiled(edit: _Edit, last: bool, seal: bool, t: VerifierUnderTest) -> Callab
     return spoil
 
 
-def _refused(edit: _Edit, last: bool, seal: bool, t: VerifierUnderTest) -> None:
+def _refused(edit: _Edit, last: bool, seal: bool, t: VerifierUnderTest, *, may_leave: bool = False) -> None:
     t.connect()
     t.serves()
-    t.refuses(spoiled(edit, last, seal, t))
+    t.refuses(spoiled(edit, last, seal, t), may_leave=may_leave)
 
 
 def _swap_ids(block: Block, row: int) -> None:
@@ -126,7 +125,8 @@ for _number, _title, _edit in _DYADIC:
     for _last in (False, True):
         ROW.add(
             _number + (50 if _last else 0), f"{_title}, in the {'last' if _last else 'first'} row", "REQ-ROW-7",
-            "sampling from a q that is no distribution, or repairing it", partial(_refused, _edit, _last, True),
+            "sampling from a q that is no distribution, or repairing it",
+            partial(_refused, _edit, _last, True, may_leave=True),
         )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def right(t: VerifierUnderTest) -> None:
 
 def split(reply: HonestReply) -> list[bytes]:
     """The ROW cut into one ROW for each row."""
-    layout = ReplyLayout(reply.row.depth, reply.row.support, 0)
+    layout = layout_of(reply.row, reply.row.bodies[-1].entries)
     data = b"".join(reply.bodies)
     frames = []
     for index in range(layout.depth):

@@ -12,15 +12,19 @@ from functools import lru_cache
 from . import (
     cases_control,
     cases_drafter_auth,
+    cases_drafter_dense,
     cases_drafter_frame,
     cases_drafter_hello,
     cases_drafter_link,
     cases_drafter_rounds,
     cases_drafter_slots,
     cases_frame,
+    cases_verifier_auth,
+    cases_verifier_dense,
     cases_verifier_hello,
     cases_verifier_link,
     cases_verifier_reply,
+    cases_verifier_version,
 )
 from .record import Case, Family, Role
 
@@ -32,9 +36,13 @@ _MODULES = (
     cases_drafter_auth,
     cases_drafter_slots,
     cases_drafter_rounds,
+    cases_drafter_dense,
     cases_drafter_link,
     cases_verifier_reply,
+    cases_verifier_dense,
     cases_verifier_hello,
+    cases_verifier_auth,
+    cases_verifier_version,
     cases_verifier_link,
 )
 

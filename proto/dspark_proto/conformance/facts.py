@@ -19,7 +19,7 @@ from ..auth import Authentication
 from ..hello import Compatibility
 from ..limits import AUTH_NONCE_BYTES
 from ..negotiation import HelloParameters
-from ..registry import DraftLayout, Dtype, Precision, RngAbi, SemanticId, VerifierId
+from ..registry import DraftLayout, Dtype, Precision, RngAbi, SemanticId, VerifierId, WireVersion
 
 DRAFTER_EPOCH = 0xD0
 VERIFIER_EPOCH = 0x5E
@@ -89,6 +89,17 @@ def reference_facts(secret: bytes = b"") -> Facts:
         deterministic=True,
         secret=secret,
     )
+
+
+def drafter_parameters(facts: Facts) -> HelloParameters:
+    """What the reference drafter brings to HELLO: version 2 alone, dense rows for who asks."""
+    return facts.parameters(DRAFTER_EPOCH, dense_rows=True, authentication=facts.authentication)
+
+
+def verifier_parameters(facts: Facts) -> HelloParameters:
+    """What the reference verifier brings to HELLO: version 2 first, version 1 too, and dense rows."""
+    versions = (WireVersion.V2_0, WireVersion.V1_0)
+    return facts.parameters(VERIFIER_EPOCH, dense_rows=True, versions=versions, authentication=facts.authentication)
 
 
 def facts_to_json(facts: Facts) -> str:

@@ -6,10 +6,10 @@ Called by `as_verifier`; sends nothing. Spec: SPEC.md 7.5, 7.6.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from struct import Struct
 from typing import Any
 
 from ..checksums import body_checksum
+from ..codec_pipe.dyadic import read_rows, row_fault
 from ..errors import ProtocolError
 from ..frame import Frame
 from ..hello import Accept
@@ -17,11 +17,8 @@ from ..messages import STATUS_OK, Completion, ErrorMessage, Row, StepItem
 from ..prefix import Key
 from ..registry import Lane, SupportPolicy
 from ..rows import ReplyLayout, check_reply
-from .dyadic import dense_row_fault, row_fault
 from .facts import Facts
 from .verdicts import Unmet
-
-_RECORD = Struct("<iI")
 
 
 @dataclass(frozen=True)
@@ -127,21 +124,14 @@ def _check_values(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     vocab_size = facts.compatibility.vocab_size
     try:
-        check_reply(block, layout, vocab_size)
+        records = check_reply(block, layout, vocab_size)
     except ProtocolError as error:
         raise Unmet("right row records", str(error), actual_frame=bytes(block)) from None
-    records = []
-    for row in range(layout.depth):
-        spans = layout.spans(row, 1)
-        token, entries = _RECORD.unpack_from(block, spans[0][0])
-        parts = [block[start : start + length] for start, length in spans[1:]]
-        sparse = bool(layout.support)
-        fault = (
-            row_fault(token, entries, parts[0], parts[1], vocab_size) if sparse else dense_row_fault(token, parts[0])
-        )
-        if fault:
-            raise Unmet("dyadic rows", fault, actual_frame=b"".join(bytes(part) for part in parts))
-        if sparse and book.lane is not Lane.RATIO and entries != 1:
-            raise Unmet(f"rows of one entry in lane {book.lane.name}", f"{entries} entries")
-        records.append((token, entries))
-    return tuple(token for token, _ in records), tuple(entries for _, entries in records)
+    fault = row_fault(block, layout, vocab_size)
+    if fault:
+        raise Unmet("dyadic rows", fault, actual_frame=bytes(block[layout.ids_offset :]))
+    for row in read_rows(block, layout):
+        used = sum(count > 0 for count in row.counts)
+        if book.lane is not Lane.RATIO and used != 1:
+            raise Unmet(f"rows of one count in lane {book.lane.name}", f"{used} counts")
+    return records.tokens, records.entries

@@ -20,9 +20,9 @@ from ..prefix import Key
 from ..registry import ErrorCode, MessageType, Scope
 from ..rows import ReplyLayout
 from . import mutants_drafter_auth, mutants_drafter_rare
-from .dyadic import one_hot, pack
-from .facts import DRAFTER_EPOCH, reference_facts
-from .filters import again, block_filter, counted_as, fields, on, read, sealing
+from .drafted_rows import one_hot, pack
+from .facts import drafter_parameters, reference_facts
+from .filters import VOCAB_SIZE, again, block_filter, counted_as, fields, on, read, sealing
 from .mutants import Filter, Mutant, Shell
 from .mutants_drafter_in import INCOMING
 from .record import Role
@@ -33,7 +33,7 @@ E = ErrorCode
 
 def reference() -> ReferenceDrafter:
     """An honest drafter."""
-    return ReferenceDrafter(reference_facts().parameters(DRAFTER_EPOCH))
+    return ReferenceDrafter(drafter_parameters(reference_facts()))
 
 
 def _second_reply(shell: Shell, raw: bytes) -> list[bytes]:
@@ -46,7 +46,7 @@ def _second_reply(shell: Shell, raw: bytes) -> list[bytes]:
         seen.add(frame.prefix.key)
         return [raw]
     depth, support = frame.message.depth, frame.message.support
-    packed = pack([one_hot(500)] * depth, support)
+    packed = pack([one_hot(500)] * depth, support, VOCAB_SIZE)
 
     def redraw(block: Any) -> None:
         for row in range(depth):
@@ -132,6 +132,8 @@ class _Undue(ReferenceDrafter):
     def _row(self, item: StepItem, policy: Any, index: int) -> Any:
         if self.kind == "generation":
             return super()._row(item, replace(policy, choice=policy.choice + item.generation % 2**20), index)
+        if self.kind == "choice":
+            return super()._row(item, replace(policy, choice=0), index)
         if self.kind == "slot":
             return super()._row(item, replace(policy, choice=policy.choice + item.slot), index)
         if self.kind == "round":
@@ -144,7 +146,7 @@ class _Undue(ReferenceDrafter):
 
 
 def _undue(kind: str) -> ReferenceDrafter:
-    made = type("Undue", (_Undue,), {"kind": kind})(reference_facts().parameters(DRAFTER_EPOCH))
+    made = type("Undue", (_Undue,), {"kind": kind})(drafter_parameters(reference_facts()))
     assert isinstance(made, ReferenceDrafter)
     return made
 
@@ -153,7 +155,7 @@ class _Patched(ReferenceDrafter):
     """`expire` never or too early, digests that nobody checks."""
 
     def __init__(self, no_digest: bool = False, silence: float = 1.0) -> None:
-        super().__init__(reference_facts().parameters(DRAFTER_EPOCH))
+        super().__init__(drafter_parameters(reference_facts()))
         self._silence = silence
         if no_digest:
             self.connection._check_digest = lambda *_: None  # type: ignore[method-assign]
@@ -269,6 +271,7 @@ def _shelled(incoming: Filter | None = None, outgoing: Filter | None = None) -> 
 _REPLACED: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("draws-by-generation", "draws by the absolute generation", partial(_undue, "generation")),
     ("draws-by-slot", "draws by the slot", partial(_undue, "slot")),
+    ("draws-without-choice", "draws the same for every choice", partial(_undue, "choice")),
     ("draws-without-round", "draws the same in every round", partial(_undue, "round")),
     ("law-by-seed", "makes q by the seed", partial(_undue, "law")),
     ("never-one-hot", "sends full rows always", partial(_undue, "hot")),

@@ -16,7 +16,7 @@ from ..limits import AUTH_NONCE_BYTES
 from ..messages import Ping, Pong
 from ..negotiation import first_mismatch
 from ..registry import ErrorCode
-from .facts import DRAFTER_EPOCH, REFERENCE_SECRET, reference_facts
+from .facts import DRAFTER_EPOCH, REFERENCE_SECRET, drafter_parameters, reference_facts
 from .filters import read
 from .mutants import Shell
 from .reference_drafter import ReferenceDrafter
@@ -58,7 +58,7 @@ def _drafter(kind: str = "") -> ReferenceDrafter:
     made = type("Careless", (_Careless,), values)(honest.secret, honest.nonces, honest.binding)
     if kind == "same-nonce":
         made = replace(made, nonces=lambda: bytes(AUTH_NONCE_BYTES))
-    drafter = ReferenceDrafter(reference_facts().parameters(DRAFTER_EPOCH, authentication=made))
+    drafter = ReferenceDrafter(replace(drafter_parameters(reference_facts()), authentication=made))
     if kind in _DOORS:
         ask = drafter.connection._authenticate
         drafter.connection._authenticate = partial(_DOORS[kind], drafter.connection, ask)  # type: ignore[method-assign]

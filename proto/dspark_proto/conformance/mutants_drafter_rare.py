@@ -12,11 +12,12 @@ from typing import Any
 from ..canonical import encode_canonical
 from ..frame import Frame, encode_frame
 from ..hello import Accept
-from ..messages import Completion, ErrorMessage, Open, Pong
+from ..messages import Completion, ErrorMessage, Open, Pong, Row
 from ..prefix import Key
-from ..registry import ErrorCode, MessageType, Scope, SupportPolicy
+from ..registry import ErrorCode, MessageType, Representation, Scope, SupportPolicy
 from . import repairs
-from .filters import again, fields, items, on, slot_of
+from .blocks import Block
+from .filters import again, fields, items, on, sealing, slot_of
 from .forge import changed, field_of, with_control
 from .mutants import Filter, Shell
 
@@ -82,6 +83,26 @@ def _first_support(shell: Shell, message: Open) -> dict[str, Any]:
     return {"support": known} if known is not message.support else {}
 
 
+def _sparse_instead(shell: Shell, opened: Open) -> dict[str, Any]:
+    """Dense rows without the capability are sent as sparse ones."""
+    agreed = shell.inner.connection.negotiated.dense_rows
+    return {"support": SupportPolicy.K32} if opened.support is SupportPolicy.DENSE and not agreed else {}
+
+
+def _one_more(block: Block) -> None:
+    """A dense row has a count too many."""
+    if block.layout.support == 0:
+        block.set_count(0, 0, block.count(0, 0) + 1)
+
+
+def _called_sparse(shell: Shell, row: Row) -> dict[str, Any]:
+    return {"representation": Representation.SPARSE} if row.support == 0 else {}
+
+
+def _sparse_bytes(shell: Shell, accept: Accept) -> dict[str, Any]:
+    return {"reply_bytes": accept.max_depth * (16 + 8 * accept.max_support)} if accept.capabilities else {}
+
+
 INCOMING: tuple[tuple[str, str, Filter], ...] = (
     ("accepts-four", "counts five accepted drafts as four", items(lambda s, i: {"accepted_count": _at_most_four(i)})),
     ("no-early-retry", "refuses a retry that comes before the reply", _no_early_retry),
@@ -90,10 +111,15 @@ INCOMING: tuple[tuple[str, str, Filter], ...] = (
     ("used-up-slots", "does not open a slot for the fourth time", _few(MessageType.OPEN, 3)),
     ("pong-for-pong", "answers PONG with PONG", on(Pong, _pong_for_pong)),
     ("one-support", "has one support for all slots", fields(Open, _first_support)),
+    ("dense-unasked", "opens dense rows that were not agreed on", fields(Open, _sparse_instead)),
 )
 
 OUTGOING: tuple[tuple[str, str, Filter], ...] = (
     ("third-position", "names an older position from the third round on", on(Completion, _ring)),
+    ("dense-sum", "sends dense rows that total too much", sealing(_one_more)),
+    ("dense-named", "calls dense rows sparse", fields(Row, _called_sparse)),
+    ("dense-bytes", "has sparse reply bytes for dense rows", fields(Accept, _sparse_bytes)),
+    ("dense-always", "claims dense rows that were not asked for", fields(Accept, lambda s, m: {"capabilities": 1})),
     ("compat-hash", "echoes another compatibility hash", fields(Accept, lambda s, m: {"compat_hash": bytes(32)})),
 )
 

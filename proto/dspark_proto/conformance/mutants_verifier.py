@@ -21,11 +21,11 @@ from ..prefix import Key
 from ..registry import ErrorCode, Scope, SupportPolicy
 from ..rows import ReplyLayout
 from ..states import SlotState
-from . import repairs
-from .blocks import Block
+from . import mutants_verifier_terms, repairs
+from .blocks import Block, layout_of
 from .clock import NS_PER_MS
-from .facts import VERIFIER_EPOCH, reference_facts
-from .filters import again, fields, items, on, read
+from .facts import reference_facts, verifier_parameters
+from .filters import VOCAB_SIZE, again, fields, items, on, read
 from .forge import changed, field_of
 from .mutants import Filter, Mutant, Shell, repairing
 from .record import Role
@@ -36,7 +36,7 @@ E = ErrorCode
 
 def reference() -> ReferenceVerifier:
     """An honest verifier."""
-    return ReferenceVerifier(reference_facts().parameters(VERIFIER_EPOCH))
+    return ReferenceVerifier(verifier_parameters(reference_facts()))
 
 
 def _next_step(item: StepItem) -> bytes:
@@ -53,7 +53,7 @@ class _Careless(ReferenceVerifier):
     kind = ""
 
     def __init__(self) -> None:
-        super().__init__(reference_facts().parameters(VERIFIER_EPOCH))
+        super().__init__(verifier_parameters(reference_facts()))
         self.checks_rows = self.kind != "rows"
         self._hurried: set[Key] = set()
         if self.kind == "lease":
@@ -85,7 +85,7 @@ class _Careless(ReferenceVerifier):
     def start(self, now_ns: int) -> list[bytes]:
         if self.kind == "generations":
             first = self.connection._serial
-            fresh = ReferenceVerifier(reference_facts().parameters(VERIFIER_EPOCH))
+            fresh = ReferenceVerifier(verifier_parameters(reference_facts()))
             self.connection, self._sessions = fresh.connection, []
             self.connection._serial = first
         return super().start(now_ns)
@@ -101,6 +101,10 @@ def _flight(shell: Shell) -> dict[int, Any]:
     """Unresolved items by slot."""
     slots = shell.inner.connection._slots
     return {slot.index: slot.item for slot in slots if slot.state.value == "awaiting" and slot.item is not None}
+
+
+def _item_of(shell: Shell, frame: Frame) -> Any:
+    return _flight(shell).get(frame.prefix.slot)
 
 
 def _rekeyed(shell: Shell, raw: bytes) -> list[bytes]:
@@ -201,10 +205,6 @@ def _recompleted(change: Callable[[Shell, Frame], dict[str, Any]]) -> Filter:
     return passed
 
 
-def _item_of(shell: Shell, frame: Frame) -> Any:
-    return _flight(shell).get(frame.prefix.slot)
-
-
 def _echoes(shell: Shell, frame: Frame) -> dict[str, Any]:
     item = _item_of(shell, frame)
     if item is None:
@@ -221,7 +221,7 @@ def _sizes(shell: Shell, frame: Frame) -> dict[str, Any]:
     if not rows or frame.message.status:  # type: ignore[attr-defined]
         return {}
     row = rows[0].message
-    return {"row_count": row.depth, "reply_bytes": ReplyLayout(row.depth, row.support).total_bytes}
+    return {"row_count": row.depth, "reply_bytes": layout_of(row, VOCAB_SIZE).total_bytes}
 
 
 def _checksum(shell: Shell, frame: Frame) -> dict[str, Any]:
@@ -455,7 +455,6 @@ def _whole_only(shell: Shell, frame: Frame) -> list[bytes] | None:
 
 _Row = tuple[str, str, Filter]
 
-
 _INCOMING: tuple[_Row, ...] = (
     ("no-prefix-crc", "does not compare the prefix crc", repairing(repairs.prefix_crc)),
     ("flags", "ignores flags", repairing(repairs.no_flags)),
@@ -595,4 +594,7 @@ def verifier_mutants() -> list[Mutant]:
         ("impatient", "sends a new round before the last is answered", partial(_kind, "impatient")),
         ("old-generations", "starts generations again after a reconnect", partial(_kind, "generations")),
     ]
-    return found + [Mutant(f"verifier-{name}", Role.VERIFIER, bug, make) for name, bug, make in kinds]
+    plain = (*kinds, *mutants_verifier_terms.PLAIN)
+    found += [Mutant(f"verifier-{name}", Role.VERIFIER, bug, make) for name, bug, make in plain]
+    secret = mutants_verifier_terms.SECRET
+    return found + [Mutant(f"verifier-{name}", Role.VERIFIER, bug, make, secret=True) for name, bug, make in secret]

@@ -16,7 +16,7 @@ from ..events import ContextArrived, DrafterEvent, HelloReceived, SlotOpened, St
 from ..messages import StepItem
 from ..negotiation import HelloParameters
 from ..registry import Lane
-from .dyadic import TOTAL, DraftedRow, one_hot, pack
+from .drafted_rows import TOTAL, DraftedRow, one_hot, pack
 
 _KEY = Struct("<QIIQQQ")
 
@@ -85,7 +85,7 @@ class ReferenceDrafter:
     def _draft(self, item: StepItem) -> list[memoryview]:
         policy = self._policies[item.slot]
         rows = [self._row(item, policy, index) for index in range(item.depth)]
-        packed = pack(rows, policy.support)
+        packed = pack(rows, policy.support, self.connection.parameters.compatibility.vocab_size)
         return self.connection.reply(item, packed.tokens, packed.entries, packed.ids, packed.q)
 
     def _row(self, item: StepItem, policy: _Policy, index: int) -> DraftedRow:
@@ -96,7 +96,7 @@ class ReferenceDrafter:
         start = int.from_bytes(xxh3_64_bytes(anchored), "little")
         if policy.one_hot:
             return one_hot(start % vocab_size)
-        width = min(policy.support, 5, vocab_size)
+        width = min(policy.support or 5, 5, vocab_size)
         ids = tuple(sorted({(start + step * 37) % vocab_size for step in range(width)}))
         share = TOTAL // (2 * len(ids))
         counts = [share] * len(ids)

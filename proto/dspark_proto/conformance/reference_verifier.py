@@ -2,8 +2,9 @@
 
 What a third party's verifier must do while it is tested is what this one does: say HELLO, keep sessions open and
 stepping, commit accepted rounds, go on after a refused one, RESET after a lost generation, say HELLO again when the
-connection ends. It accepts a varying number of drafts, checks that rows are dyadic before it uses one, and ends a
-session now and then. Called by `testees`; the mutants wrap it.
+connection ends. Where the drafter refuses version 2 it asks for version 1, and goes back to version 2 after that
+connection; where dense rows were agreed on it asks for them. It accepts a varying number of drafts, checks that rows
+are dyadic before it uses one, and ends a session now and then. Called by `testees`; the mutants wrap it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..codec_pipe.dyadic import row_fault
 from ..digest import prefix_digest
 from ..events import (
     Accepted,
@@ -26,13 +28,12 @@ from ..events import (
 )
 from ..limits import NO_COMMIT
 from ..messages import StepItem
-from ..negotiation import HelloParameters
-from ..registry import Cause, Lane, Scope, SupportPolicy
+from ..negotiation import HelloParameters, Negotiated
+from ..registry import Cause, ErrorCode, Lane, Scope, SupportPolicy
 from ..staging import LeaseState
 from ..states import SlotState, VerifierState
 from ..verifier import VerifierConnection
 from .clock import NS_PER_MS
-from .dyadic import row_fault
 
 SESSIONS = 2
 ROUNDS_PER_SESSION = 12
@@ -63,10 +64,11 @@ class ReferenceVerifier:
         self._sessions: list[_Session] = []
         self._session_count = 0
         self._hello_again_ns: int | None = None
+        self._version = parameters.versions[0]
 
     def start(self, now_ns: int) -> list[bytes]:
         """HELLO."""
-        return [bytes(self.connection.hello(now_ns))]
+        return [bytes(self.connection.hello(now_ns, self._version))]
 
     def receive(self, frame: bytes, now_ns: int) -> list[bytes]:
         """React to one frame and keep the rounds going."""
@@ -110,8 +112,10 @@ class ReferenceVerifier:
                 count = min(self.session_count_wanted, event.negotiated.max_slots)
                 self._sessions = []
                 return [frame for slot in range(count) for frame in self._open(slot)]
+            case Rejected(code=ErrorCode.BAD_VERSION) if self._older():
+                self._hello_again_ns = now_ns
             case Rejected() | PeerSilent() | PeerError(scope=Scope.CONNECTION):
-                self._sessions = []
+                self._sessions, self._version = [], self.connection.parameters.versions[0]
                 self._hello_again_ns = now_ns + RETRY_MS * NS_PER_MS
             case ProposalReady():
                 self._judge(event)
@@ -123,14 +127,23 @@ class ReferenceVerifier:
                 pass
         return []
 
+    def _older(self) -> bool:
+        """Take the next of the parameters' versions; whether there is one."""
+        versions = self.connection.parameters.versions
+        following = versions.index(self._version) + 1
+        if following == len(versions):
+            return False
+        self._version = versions[following]
+        return True
+
     def _open(self, slot: int) -> list[memoryview]:
         self._session_count += 1
         number = self._session_count
         self._sessions.append(_Session(slot, number))
         terms = self.connection.negotiated
         assert terms is not None
-        support = max(policy for policy in SupportPolicy if 0 < policy <= terms.max_support)
         lane = Lane.RATIO if terms.lanes & 1 << (Lane.RATIO - 1) else Lane.GREEDY
+        support = _support(terms)
         temperature = 0 if lane is Lane.GREEDY else 1_000_000
         frame = self.connection.open(
             slot, number, seed=-number, support=support, lane=lane, draft_temperature_micro=temperature
@@ -165,19 +178,11 @@ class ReferenceVerifier:
         if session is None or terms is None:
             proposal.lease.release()
             return
-        width = proposal.support * 4
-        faults = [
-            row_fault(
-                proposal.tokens[row],
-                proposal.entries[row],
-                proposal.ids[row * width : (row + 1) * width],
-                proposal.q[row * width : (row + 1) * width],
-                terms.vocab_size,
-            )
-            for row in range(proposal.depth if self.checks_rows else 0)
-        ]
+        layout = proposal.lease.layout
+        assert layout is not None
+        fault = row_fault(proposal.lease.block, layout, terms.vocab_size) if self.checks_rows else ""
         proposal.lease.release()
-        if any(faults):
+        if fault:
             self._go_on_alone(proposal.slot)
             return
         accepted = proposal.round % (proposal.depth + 1)
@@ -236,3 +241,10 @@ class ReferenceVerifier:
             tap_rows=anchor - first,
             taps=self._taps(anchor - first),
         )
+
+
+def _support(terms: Negotiated) -> SupportPolicy:
+    """Dense rows where they were agreed on, else the largest policy."""
+    if terms.dense_rows:
+        return SupportPolicy.DENSE
+    return max(policy for policy in SupportPolicy if policy is not SupportPolicy.DENSE and terms.takes(policy))

@@ -116,6 +116,7 @@ def _result(result: CaseResult) -> dict[str, Any]:
         "role": case.role.value,
         "tags": list(case.tags),
         "bug": case.bug,
+        "testee": result.testee,
         "transport": result.transport,
         "behaviour": result.behaviour.value,
         "closure": result.closure.value,
@@ -129,10 +130,11 @@ def _result(result: CaseResult) -> dict[str, Any]:
 
 
 def as_junit(report: Report) -> str:
-    """JUnit XML: a suite for each transport and role, a test for each case."""
+    """JUnit XML: a suite for each testee, role and transport, a test for each case."""
     suites: dict[str, list[CaseResult]] = {}
     for result in report.results:
-        suites.setdefault(f"{result.case.role.value}.{result.transport}", []).append(result)
+        parts = (result.testee.replace(" ", "-"), result.case.role.value, result.transport)
+        suites.setdefault(".".join(part for part in parts if part), []).append(result)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites name={quoteattr(report.testee)}>"]
     for name, results in suites.items():
         failures = sum(not result.good for result in results)
@@ -160,10 +162,15 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
+def where(result: CaseResult) -> str:
+    """Testee and transport of a result."""
+    return f"{result.testee} {result.transport}".strip()
+
+
 def summary(report: Report) -> str:
     """A few lines for a terminal: what failed, and the sentence of the standard that it breaks."""
     lines = [
-        f"{result.case.id} [{result.transport}] {result.behaviour.value}, {result.closure.value}, residue "
+        f"{result.case.id} [{where(result)}] {result.behaviour.value}, {result.closure.value}, residue "
         f"{result.residue.value}: {result.case.title}\n    {result.case.anchor} ({result.case.level.value}): "
         f"{result.case.requirement}\n    {result.note}"
         for result in report.results

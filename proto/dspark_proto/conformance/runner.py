@@ -11,14 +11,24 @@ from dataclasses import dataclass, field
 
 from ..errors import RemoteProtocolError
 from ..frame import encode_frame
-from ..messages import Ping
 from ..negotiation import hello_message
 from .as_codec import Codec, CodecUnderTest
 from .as_drafter import VerifierUnderTest
 from .as_verifier import DrafterUnderTest
 from .record import Case, Level, Role
 from .testees import Testee
-from .verdicts import Behaviour, CaseResult, Closure, Residue, TimedOut, Unmet, Unreachable, Unsupported
+from .verdicts import (
+    Behaviour,
+    CaseResult,
+    Closure,
+    Remarks,
+    Residue,
+    TimedOut,
+    Unmet,
+    Unreachable,
+    Unsupported,
+    WrongCode,
+)
 
 FRAME_BYTES_SHOWN = 1024
 
@@ -61,14 +71,16 @@ class _Findings:
     residue: Residue = Residue.NOT_JUDGED
     note: str = ""
     fault: Unmet | None = None
+    code: Closure | None = None
 
     def result(self, case: Case, transport: str) -> CaseResult:
         fault = self.fault
+        stood = self.closure in (Closure.CLEAN, Closure.NOT_JUDGED)
         return CaseResult(
             case,
             transport,
             self.behaviour,
-            self.closure,
+            self.code if stood and self.code else self.closure,
             self.residue,
             self.note,
             fault.expected if fault else "",
@@ -81,12 +93,16 @@ class _Findings:
 def run(
     testee: Testee, cases: Iterable[Case], on_result: Callable[[CaseResult], None] = lambda result: None
 ) -> list[CaseResult]:
-    """Run the cases of the testee's role, one after the other. Raises `Unreachable` when there is no connection."""
-    results = []
-    for case in cases:
-        if case.role is testee.role:
+    """Run the cases of the testee's role, one after the other. Raises `Unreachable` when nobody is there at all."""
+    results: list[CaseResult] = []
+    for case in [case for case in cases if case.role is testee.role]:
+        try:
             results.append(run_case(testee, case))
-            on_result(results[-1])
+        except Unreachable as reason:
+            if not results:
+                raise
+            results.append(_Findings(Behaviour.TIMEOUT, note=str(reason)).result(case, testee.transport))
+        on_result(results[-1])
     return results
 
 
@@ -122,9 +138,13 @@ def run_case(testee: Testee, case: Case) -> CaseResult:
     return _run_verifier_case(testee, case)
 
 
-def _script(case: Case, handle: object, findings: _Findings) -> None:
+def _script(case: Case, handle: Remarks, findings: _Findings) -> None:
     try:
         case.script(handle)
+        findings.behaviour, findings.note = handle.behaviour, handle.note
+        findings.code = Closure.RIGHT_CODE if handle.refused else None
+    except WrongCode as fault:
+        findings.code, findings.fault, findings.note = Closure.WRONG_CODE, fault, str(fault)
     except Unmet as fault:
         findings.behaviour, findings.fault, findings.note = Behaviour.FAIL, fault, str(fault)
     except TimedOut as fault:
@@ -168,7 +188,7 @@ def _close_drafter(handle: DrafterUnderTest, findings: _Findings) -> None:
         findings.note = findings.note or str(fault)
     except Unmet as fault:
         after = findings.closure is Closure.CLEAN
-        findings.residue = Residue.LEAKED if after and findings.behaviour is Behaviour.PASS else Residue.NOT_JUDGED
+        findings.residue = Residue.LEAKED if after and findings.fault is None else Residue.NOT_JUDGED
         findings.closure = findings.closure if after else Closure.UNCLEAN
         findings.note = findings.note or str(fault)
 
@@ -197,11 +217,10 @@ def _begin(handle: VerifierUnderTest) -> None:
 
 def _close_verifier(handle: VerifierUnderTest, findings: _Findings) -> None:
     """The verifier must still answer PING, and own no staging beyond its unresolved rounds."""
-    if findings.behaviour is not Behaviour.PASS:
+    if findings.behaviour not in (Behaviour.PASS, Behaviour.PASS_NONSTRICT, Behaviour.INFO):
         return
     try:
-        handle.say(Ping(handle.epoch, 31337))
-        handle.pong(31337)
+        handle.answers(31337)
         findings.closure = Closure.CLEAN
         held = handle.link.held()
         if held:

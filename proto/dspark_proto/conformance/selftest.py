@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .as_codec import ReferenceCodec
 from .catalogue import all_cases
-from .facts import DRAFTER_EPOCH, REFERENCE_SECRET, VERIFIER_EPOCH, Facts, reference_facts
+from .facts import REFERENCE_SECRET, Facts, drafter_parameters, reference_facts, verifier_parameters
 from .mutants import Mutant, gallery
 from .record import Case, Level, Role
 from .reference_drafter import ReferenceDrafter
@@ -20,6 +20,9 @@ from .reference_verifier import ReferenceVerifier
 from .runner import run_case, run_codec
 from .testees import InProcess, MachineFactory
 from .verdicts import Behaviour, CaseResult, Unreachable
+
+PEERS = tuple((role, secret) for role in (Role.DRAFTER, Role.VERIFIER) for secret in (b"", REFERENCE_SECRET))
+"""Role and secret of each reference peer; cases that need a secret are for the ones that have it."""
 
 SAMPLE = 24
 """About how many cases of each role a mutant is judged specific by."""
@@ -50,17 +53,17 @@ class SelfTest:
 
 
 def reference_factory(role: Role, facts: Facts) -> MachineFactory:
-    """Fresh reference peers of a role, with the secret of ``facts`` (drafters only)."""
+    """Fresh reference peers of a role, with the secret of ``facts``."""
     if role is Role.DRAFTER:
-        return lambda: ReferenceDrafter(facts.parameters(DRAFTER_EPOCH, authentication=facts.authentication))
-    return lambda: ReferenceVerifier(facts.parameters(VERIFIER_EPOCH))
+        return lambda: ReferenceDrafter(drafter_parameters(facts))
+    return lambda: ReferenceVerifier(verifier_parameters(facts))
 
 
 def reference_results(cases: Iterable[Case]) -> list[CaseResult]:
     """All cases against the reference peers, in process."""
     chosen = list(cases)
     results = run_codec(ReferenceCodec(), chosen)
-    for role, secret in ((Role.DRAFTER, b""), (Role.DRAFTER, REFERENCE_SECRET), (Role.VERIFIER, b"")):
+    for role, secret in PEERS:
         facts = reference_facts(secret)
         testee = InProcess(role, facts, reference_factory(role, facts))
         mine = [case for case in chosen if case.role is role and case.needs_secret == bool(secret)]

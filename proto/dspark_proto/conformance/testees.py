@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ..transports import ClientTransport
 from ..transports.inproc import InprocServer
 from .clock import RealClock, VirtualClock
 from .doors import LOOPBACK, STREAMS, open_client, open_server, transport_of
@@ -133,31 +134,42 @@ class RemoteVerifier:
         self._server.close()
 
 
-class Served:
-    """A machine of this process in its own thread, behind a real transport on loopback."""
+class ServedDrafter(RemoteDrafter):
+    """Drafter machines of this process in a thread of their own, behind a real transport on loopback."""
 
-    def __init__(self, transport: str, role: Role, facts: Facts, make: MachineFactory) -> None:
-        self.role = role
-        self.facts = facts
-        self.transport = transport
-        if role is Role.DRAFTER:
-            server = open_server(LOOPBACK[transport])
-            self._testee: RemoteDrafter | RemoteVerifier = RemoteDrafter(server.endpoint, facts)
-            self._host = ThreadedHost(lambda: DrafterHost(server, make), RealClock())
-        else:
-            verifier = RemoteVerifier(LOOPBACK[transport], facts)
-            self._testee = verifier
-            self._host = ThreadedHost(lambda: VerifierHost(open_client(verifier.endpoint), make()), RealClock())
+    def __init__(self, transport: str, facts: Facts, make: MachineFactory) -> None:
+        server = open_server(LOOPBACK[transport])
+        super().__init__(server.endpoint, facts)
+        self._host = ThreadedHost(lambda: DrafterHost(server, make), RealClock())
+
+    def close(self) -> None:
+        """End the thread."""
+        self._host.close()
+
+
+class ServedVerifier(RemoteVerifier):
+    """A verifier of this process in a thread of its own, behind a real transport on loopback; each case gets a new one.
+
+    ``put`` puts it on its end of the transport.
+    """
+
+    def __init__(self, transport: str, facts: Facts, put: Callable[[ClientTransport], Host]) -> None:
+        super().__init__(LOOPBACK[transport], facts)
+        self._put = put
+        self._host: ThreadedHost | None = None
 
     def connect(self) -> Link:
         """See :class:`Testee`."""
-        return self._testee.connect()
+        self._end()
+        self._link.peer = None
+        self._host = ThreadedHost(lambda: self._put(open_client(self.endpoint)), RealClock())
+        return super().connect()
 
-    def another(self) -> Link | None:
-        """See :class:`Testee`."""
-        return self._testee.another()
+    def _end(self) -> None:
+        if self._host is not None:
+            self._host.close()
 
     def close(self) -> None:
         """End the thread, then the harness's end."""
-        self._host.close()
-        self._testee.close()
+        self._end()
+        super().close()

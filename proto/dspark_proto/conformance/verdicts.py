@@ -13,7 +13,11 @@ from .record import Case, Level
 
 
 class Behaviour(StrEnum):
-    """What the testee did."""
+    """What the testee did.
+
+    PASS_NONSTRICT: the requirement holds, a SHOULD beside it does not. INFO: the requirement holds, and the note says
+    in which of the ways that the standard leaves open.
+    """
 
     PASS = "PASS"
     PASS_NONSTRICT = "PASS_NONSTRICT"
@@ -25,7 +29,11 @@ class Behaviour(StrEnum):
 
 
 class Closure(StrEnum):
-    """How the connection stood after the case."""
+    """How the connection stood after the case.
+
+    RIGHT_CODE: clean, and what had to be refused was refused with the code that the standard names. WRONG_CODE: it was
+    refused with another code, which breaks the requirement.
+    """
 
     CLEAN = "clean"
     RIGHT_CODE = "right code"
@@ -52,6 +60,10 @@ class Unmet(Exception):
         self.expected_frame, self.actual_frame = expected_frame, actual_frame
 
 
+class WrongCode(Unmet):
+    """The testee refused, as it must, with another code than the standard's."""
+
+
 class TimedOut(Exception):
     """The testee did not do the expected thing before the deadline."""
 
@@ -64,9 +76,26 @@ class Unreachable(Exception):
     """No connection to the testee."""
 
 
+class Remarks:
+    """What a handle found beside pass and fail. ``refused``: something was refused with the right code."""
+
+    behaviour = Behaviour.PASS
+    note = ""
+    refused = False
+
+    def tolerate(self, note: str) -> None:
+        """A SHOULD does not hold."""
+        self.behaviour, self.note = Behaviour.PASS_NONSTRICT, note
+
+    def inform(self, note: str) -> None:
+        """The standard leaves this open."""
+        if self.behaviour is Behaviour.PASS:
+            self.behaviour, self.note = Behaviour.INFO, note
+
+
 @dataclass(frozen=True)
 class CaseResult:
-    """What one case found on one transport. Frames are cut to the first kilobyte."""
+    """What one case found on one transport. Frames are cut to the first kilobyte; ``testee`` is for runs of several."""
 
     case: Case
     transport: str
@@ -78,6 +107,7 @@ class CaseResult:
     actual: str = ""
     expected_frame: bytes = b""
     actual_frame: bytes = b""
+    testee: str = ""
 
     @property
     def good(self) -> bool:

@@ -22,6 +22,10 @@ from ..registry import ErrorCode
 START_BYTES: Final = 16 * 1024
 """Room for the handshake, for a heartbeat and for most sparse replies."""
 
+HEAD_BYTES: Final = 128 * 1024
+"""What is received at most before a frame's length is known: a STEP of a few requests then needs one system call, and
+what may have to be moved by ``recycle`` is moved in a few microseconds."""
+
 
 class FrameBuffer:
     """One stream's receive buffer. ``grow(bytes)`` says whether the buffer may grow by that much.
@@ -63,7 +67,7 @@ class FrameBuffer:
         """
         if self._end == len(self._storage):
             self._enlarge()
-        return self._storage[self._end : max(self._frame_bytes, START_BYTES)]
+        return self._storage[self._end : max(self._frame_bytes, START_BYTES) if self._frame_bytes else HEAD_BYTES]
 
     def _enlarge(self) -> None:
         held = len(self._storage)
@@ -79,7 +83,7 @@ class FrameBuffer:
         """``count`` bytes were received into ``room``: the frames that are whole now."""
         self._end += count
         frames = []
-        while self.fault is None and self.held >= (self._frame_bytes or PREFIX_BYTES):
+        while self.fault is None and self._end - self._start >= (self._frame_bytes or PREFIX_BYTES):
             if not self._frame_bytes:
                 self._frame_bytes = self._next_length()
                 continue

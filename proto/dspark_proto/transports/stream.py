@@ -60,7 +60,8 @@ class Stream:
     def send(self, frames: Sequence[Buffer], timeout_ms: int) -> bool:
         """Send or queue all of ``frames``; False, and nothing taken, when closed or when the queue is full."""
         parts = [byte_view(frame) for frame in frames]
-        self._flush()
+        if self._queue:
+            self._flush()
         if self._queue and not self._has_room(sum(map(len, parts)), timeout_ms):
             return False
         if self.is_closed or not self.is_ready:
@@ -119,7 +120,8 @@ class Stream:
             frames = self.buffer.add(count)
             if self.buffer.fault is not None:
                 self.close()
-            if frames:
+            # Fewer bytes than there was room for: nothing is left, and asking again costs a call and an exception.
+            if frames or count < len(room):
                 return frames
         return []
 

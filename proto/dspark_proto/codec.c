@@ -1,0 +1,760 @@
+/* The wire codec's hot path: prefix, control records and row records, as ``fields``, ``canonical``, ``prefix``, ``frame``
+ * and ``rows`` do them in Python.
+ *
+ * Every function answers valid input only. For anything else (and for what it does not know: text, subclasses, large
+ * rows) it gives None, False or 0 and has changed nothing, and the caller does the work again in Python, which finds
+ * the reason. So errors have one source, and what is accepted here must be exactly what Python accepts: a table of
+ * fields, made from a record's LAYOUT, says the kinds and ranges.
+ *
+ * Bounds: every read and write is checked against the end of its buffer; nothing is sized by a value that was read,
+ * except tuples, whose count the table limits first.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+#define INTERFACE 2 /* native.py checks it: raise it with every change of a signature or of the tables */
+#define PREFIX_BYTES 48
+#define CONTROL_BYTES_MAX 4096
+#define ALIGNMENT 64
+#define RECORD_BYTES 16
+#define MAJOR 2
+#define MINOR 0
+#define CONFIDENCE_MAX (1u << 24)
+#define VOCAB_MAX 0x7fffffffu
+#define ROWS_MAX 32
+
+/* CRC32C, eight bytes a step. Blocks here are short; long ones stay with the checksum wheel, which uses the CPU's own. */
+
+static uint32_t crc_table[8][256];
+
+static void make_crc_table(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+        crc_table[0][byte] = crc;
+    }
+    for (int table = 1; table < 8; table++)
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t before = crc_table[table - 1][byte];
+            crc_table[table][byte] = before >> 8 ^ crc_table[0][before & 255];
+        }
+}
+
+static uint32_t load32(const uint8_t *at) {
+    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+static uint64_t load64(const uint8_t *at) { return load32(at) | (uint64_t)load32(at + 4) << 32; }
+
+static void store(uint8_t *at, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(value >> 8 * i);
+}
+
+static uint32_t crc32c(uint32_t crc, const uint8_t *at, Py_ssize_t count) {
+    crc = ~crc;
+    for (; count >= 8; at += 8, count -= 8) {
+        uint32_t low = crc ^ load32(at), high = load32(at + 4);
+        crc = crc_table[7][low & 255] ^ crc_table[6][low >> 8 & 255] ^ crc_table[5][low >> 16 & 255] ^
+              crc_table[4][low >> 24] ^ crc_table[3][high & 255] ^ crc_table[2][high >> 8 & 255] ^
+              crc_table[1][high >> 16 & 255] ^ crc_table[0][high >> 24];
+    }
+    for (; count > 0; at++, count--)
+        crc = crc >> 8 ^ crc_table[0][(crc ^ *at) & 255];
+    return ~crc;
+}
+
+static Py_ssize_t aligned(Py_ssize_t count) { return (count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+static int all_zero(const uint8_t *at, Py_ssize_t count) {
+    for (; count > 0; at++, count--)
+        if (*at)
+            return 0;
+    return 1;
+}
+
+/* Tables of fields. */
+
+typedef struct Table Table;
+
+enum kind { UINT, CHOICE, BIN, RECORDS };
+
+typedef struct {
+    enum kind kind;
+    Py_ssize_t offset;         /* of the attribute in the record */
+    uint64_t minimum, maximum; /* of the value, of the bytes, or of the number of records */
+    PyObject *type;            /* CHOICE: the enumeration */
+    PyObject *choices;         /* CHOICE: a tuple of (number, member) */
+    Table *item;               /* RECORDS */
+} Field;
+
+typedef struct {
+    Py_ssize_t offset;
+    PyObject *value;
+} Default;
+
+/* The fields of one record class. It lives as long as the class, and is not collected. */
+struct Table {
+    PyObject_HEAD
+    PyTypeObject *type;
+    Py_ssize_t field_count, default_count;
+    Py_ssize_t bodies; /* index of the field that describes the frame's bodies, or -1 */
+    Py_ssize_t length; /* of a descriptor: offset of its number of bytes, or -1 */
+    Field *fields;
+    Default *defaults; /* attributes that do not travel */
+};
+
+static PyTypeObject *table_type;
+
+static Py_ssize_t attribute_offset(PyObject *type, PyObject *name) {
+    PyObject *found = PyObject_GetAttr(type, name);
+    if (!found)
+        return -1;
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(found, &PyMemberDescr_Type) && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX)
+        offset = ((PyMemberDescrObject *)found)->d_member->offset;
+    else
+        PyErr_Format(PyExc_TypeError, "%U is no slot of the record", name);
+    Py_DECREF(found);
+    return offset;
+}
+
+static int fill_field(Table *table, Py_ssize_t index, PyObject *plan) {
+    Field *field = &table->fields[index];
+    const char *kind;
+    PyObject *name, *detail;
+    unsigned long long minimum, maximum;
+    if (!PyArg_ParseTuple(plan, "sUKKO", &kind, &name, &minimum, &maximum, &detail))
+        return 0;
+    field->minimum = minimum, field->maximum = maximum;
+    field->offset = attribute_offset((PyObject *)table->type, name);
+    if (field->offset < 0)
+        return 0;
+    if (!PyUnicode_CompareWithASCIIString(name, "body_bytes"))
+        table->length = field->offset;
+    if (!PyUnicode_CompareWithASCIIString(name, "bodies"))
+        table->bodies = index;
+    switch (kind[0]) {
+    case 'u': field->kind = UINT; return 1;
+    case 'b': field->kind = BIN; return maximum <= 255;
+    case 'e':
+        field->kind = CHOICE;
+        return PyArg_ParseTuple(detail, "OO!", &field->type, &PyTuple_Type, &field->choices) &&
+               (Py_INCREF(field->type), Py_INCREF(field->choices), 1);
+    default:
+        field->kind = RECORDS;
+        if (!Py_IS_TYPE(detail, table_type) || maximum > 128)
+            return 0;
+        field->item = (Table *)Py_NewRef(detail);
+        return 1;
+    }
+}
+
+static int fill_table(Table *table, PyObject *plans, PyObject *defaults) {
+    table->field_count = PyTuple_GET_SIZE(plans);
+    table->default_count = PyTuple_GET_SIZE(defaults);
+    table->fields = PyMem_Calloc(table->field_count + 1, sizeof(Field));
+    table->defaults = PyMem_Calloc(table->default_count + 1, sizeof(Default));
+    if (!table->fields || !table->defaults)
+        return PyErr_NoMemory() != NULL;
+    for (Py_ssize_t i = 0; i < table->field_count; i++)
+        if (!fill_field(table, i, PyTuple_GET_ITEM(plans, i)))
+            return 0;
+    for (Py_ssize_t i = 0; i < table->default_count; i++) {
+        PyObject *name, *value;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(defaults, i), "UO", &name, &value))
+            return 0;
+        table->defaults[i].offset = attribute_offset((PyObject *)table->type, name);
+        if (table->defaults[i].offset < 0)
+            return 0;
+        table->defaults[i].value = Py_NewRef(value);
+    }
+    return 1;
+}
+
+/* Table(record class, ((kind, name, minimum, maximum, detail), ...), ((name, default), ...)) */
+static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
+    PyObject *record, *plans, *defaults;
+    if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyType_Type, &record, &PyTuple_Type, &plans, &PyTuple_Type, &defaults))
+        return NULL;
+    Table *table = (Table *)type->tp_alloc(type, 0);
+    if (!table)
+        return NULL;
+    table->type = (PyTypeObject *)Py_NewRef(record);
+    table->bodies = table->length = -1;
+    if (!fill_table(table, plans, defaults)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a field that has no table");
+        Py_DECREF(table);
+        return NULL;
+    }
+    return (PyObject *)table;
+}
+
+static void table_dealloc(Table *table) {
+    PyTypeObject *type = Py_TYPE(table);
+    for (Py_ssize_t i = 0; table->fields && i < table->field_count; i++) {
+        Py_XDECREF(table->fields[i].type);
+        Py_XDECREF(table->fields[i].choices);
+        Py_XDECREF(table->fields[i].item);
+    }
+    for (Py_ssize_t i = 0; table->defaults && i < table->default_count; i++)
+        Py_XDECREF(table->defaults[i].value);
+    PyMem_Free(table->fields);
+    PyMem_Free(table->defaults);
+    Py_XDECREF(table->type);
+    type->tp_free(table);
+    Py_DECREF(type);
+}
+
+static PyObject **attribute(PyObject *record, Py_ssize_t offset) { return (PyObject **)((char *)record + offset); }
+
+/* Writing control. ``at`` NULL: only check. */
+
+typedef struct {
+    uint8_t *at, *end;
+} Writer;
+
+static int put_bytes(Writer *to, const void *bytes, Py_ssize_t count) {
+    if (!to->at)
+        return 1;
+    if (to->end - to->at < count)
+        return 0;
+    memcpy(to->at, bytes, count);
+    to->at += count;
+    return 1;
+}
+
+/* A head byte and a big-endian number of ``bytes`` bytes. */
+static int put_head(Writer *to, uint8_t head, uint64_t value, int bytes) {
+    uint8_t encoded[9] = {head};
+    for (int i = 0; i < bytes; i++)
+        encoded[1 + i] = (uint8_t)(value >> 8 * (bytes - 1 - i));
+    return put_bytes(to, encoded, 1 + bytes);
+}
+
+static int put_uint(Writer *to, uint64_t value) {
+    if (value < 128)
+        return put_head(to, (uint8_t)value, 0, 0);
+    if (value <= UINT8_MAX)
+        return put_head(to, 0xcc, value, 1);
+    if (value <= UINT16_MAX)
+        return put_head(to, 0xcd, value, 2);
+    return value <= UINT32_MAX ? put_head(to, 0xce, value, 4) : put_head(to, 0xcf, value, 8);
+}
+
+static int put_array(Writer *to, Py_ssize_t count) {
+    return count < 16 ? put_head(to, (uint8_t)(0x90 | count), 0, 0) : put_head(to, 0xdc, count, 2);
+}
+
+/* The value of an int, 0 for one that does not fit. */
+static int as_uint(PyObject *value, uint64_t *number) {
+    *number = PyLong_AsUnsignedLongLong(value);
+    if (*number == (uint64_t)-1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+static int put_record(Writer *to, Table *table, PyObject *record);
+
+static int put_field(Writer *to, const Field *field, PyObject *value) {
+    uint64_t number;
+    switch (field->kind) {
+    case UINT:
+        return PyLong_CheckExact(value) && as_uint(value, &number) && field->minimum <= number &&
+               number <= field->maximum && put_uint(to, number);
+    case CHOICE: return (PyObject *)Py_TYPE(value) == field->type && as_uint(value, &number) && put_uint(to, number);
+    case BIN:
+        if (!PyBytes_CheckExact(value))
+            return 0;
+        number = PyBytes_GET_SIZE(value);
+        return field->minimum <= number && number <= field->maximum && put_head(to, 0xc4, number, 1) &&
+               put_bytes(to, PyBytes_AS_STRING(value), number);
+    default:
+        if (!PyTuple_CheckExact(value))
+            return 0;
+        number = PyTuple_GET_SIZE(value);
+        if (number < field->minimum || number > field->maximum || !put_array(to, number))
+            return 0;
+        for (uint64_t i = 0; i < number; i++)
+            if (!put_record(to, field->item, PyTuple_GET_ITEM(value, i)))
+                return 0;
+        return 1;
+    }
+}
+
+static int put_record(Writer *to, Table *table, PyObject *record) {
+    if (Py_TYPE(record) != table->type || !put_array(to, table->field_count))
+        return 0;
+    for (Py_ssize_t i = 0; i < table->field_count; i++) {
+        PyObject *value = *attribute(record, table->fields[i].offset);
+        if (!value || !put_field(to, &table->fields[i], value))
+            return 0;
+    }
+    return 1;
+}
+
+/* The record that has these values. */
+static int put_values(Writer *to, Table *table, PyObject *values) {
+    if (PyTuple_GET_SIZE(values) != table->field_count || !put_array(to, table->field_count))
+        return 0;
+    for (Py_ssize_t i = 0; i < table->field_count; i++)
+        if (!put_field(to, &table->fields[i], PyTuple_GET_ITEM(values, i)))
+            return 0;
+    return 1;
+}
+
+/* Reading control: the shortest forms alone. NULL without an exception: not valid. */
+
+typedef struct {
+    const uint8_t *at, *end;
+} Reader;
+
+static int take_number(Reader *from, int bytes, uint64_t *value) {
+    if (from->end - from->at < bytes)
+        return 0;
+    *value = 0;
+    for (int i = 0; i < bytes; i++)
+        *value = *value << 8 | *from->at++;
+    return 1;
+}
+
+static int take_uint(Reader *from, uint64_t *value) {
+    if (from->at == from->end)
+        return 0;
+    uint8_t head = *from->at++;
+    if (head < 128) {
+        *value = head;
+        return 1;
+    }
+    switch (head) {
+    case 0xcc: return take_number(from, 1, value) && *value >= 128;
+    case 0xcd: return take_number(from, 2, value) && *value > UINT8_MAX;
+    case 0xce: return take_number(from, 4, value) && *value > UINT16_MAX;
+    case 0xcf: return take_number(from, 8, value) && *value > UINT32_MAX;
+    default: return 0;
+    }
+}
+
+static int take_array(Reader *from, uint64_t *count) {
+    if (from->at == from->end)
+        return 0;
+    uint8_t head = *from->at++;
+    if (head >> 4 == 9) {
+        *count = head & 15;
+        return 1;
+    }
+    return head == 0xdc && take_number(from, 2, count) && *count >= 16;
+}
+
+static PyObject *take_record(Reader *from, Table *table);
+
+static PyObject *take_records(Reader *from, const Field *field) {
+    uint64_t count;
+    if (!take_array(from, &count) || count < field->minimum || count > field->maximum)
+        return NULL;
+    PyObject *records = PyTuple_New((Py_ssize_t)count);
+    for (uint64_t i = 0; records && i < count; i++) {
+        PyObject *record = take_record(from, field->item);
+        if (!record)
+            Py_CLEAR(records);
+        else
+            PyTuple_SET_ITEM(records, i, record);
+    }
+    return records;
+}
+
+static PyObject *choice(const Field *field, uint64_t number) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(field->choices); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(field->choices, i);
+        uint64_t known;
+        if (as_uint(PyTuple_GET_ITEM(pair, 0), &known) && known == number)
+            return Py_NewRef(PyTuple_GET_ITEM(pair, 1));
+    }
+    return NULL;
+}
+
+static PyObject *number_value(const Field *field, uint64_t number) {
+    if (field->kind == CHOICE)
+        return choice(field, number);
+    return field->minimum <= number && number <= field->maximum ? PyLong_FromUnsignedLongLong(number) : NULL;
+}
+
+static PyObject *take_field(Reader *from, const Field *field) {
+    uint64_t number;
+    switch (field->kind) {
+    case UINT:
+    case CHOICE: return take_uint(from, &number) ? number_value(field, number) : NULL;
+    case BIN:
+        if (from->at == from->end || *from->at++ != 0xc4 || !take_number(from, 1, &number) ||
+            (uint64_t)(from->end - from->at) < number || number < field->minimum || number > field->maximum)
+            return NULL;
+        from->at += number;
+        return PyBytes_FromStringAndSize((const char *)from->at - number, (Py_ssize_t)number);
+    default: return take_records(from, field);
+    }
+}
+
+/* A record whose attributes are still to be filled, the defaults apart. */
+static PyObject *new_record(Table *table) {
+    PyObject *record = table->type->tp_alloc(table->type, 0);
+    for (Py_ssize_t i = 0; record && i < table->default_count; i++)
+        *attribute(record, table->defaults[i].offset) = Py_NewRef(table->defaults[i].value);
+    return record;
+}
+
+static PyObject *take_record(Reader *from, Table *table) {
+    uint64_t count;
+    if (!take_array(from, &count) || count != (uint64_t)table->field_count)
+        return NULL;
+    PyObject *record = new_record(table);
+    for (Py_ssize_t i = 0; record && i < table->field_count; i++) {
+        PyObject *value = take_field(from, &table->fields[i]);
+        if (!value)
+            Py_CLEAR(record);
+        else
+            *attribute(record, table->fields[i].offset) = value;
+    }
+    return record;
+}
+
+/* What a function gives for NULL: None, unless memory ran out. */
+static PyObject *or_none(PyObject *found) {
+    if (found || PyErr_Occurred())
+        return found;
+    Py_RETURN_NONE;
+}
+
+/* Table.holds(record): whether every field is valid. */
+static PyObject *table_holds(Table *table, PyObject *record) {
+    Writer nothing = {NULL, NULL};
+    return PyBool_FromLong(put_record(&nothing, table, record));
+}
+
+/* Table.twin(record): an equal record, with the attributes that do not travel at their defaults. */
+static PyObject *table_twin(Table *table, PyObject *record) {
+    if (Py_TYPE(record) != table->type)
+        return PyErr_Format(PyExc_TypeError, "not the table's record");
+    PyObject *twin = new_record(table);
+    for (Py_ssize_t i = 0; twin && i < table->field_count; i++) {
+        PyObject *value = *attribute(record, table->fields[i].offset);
+        *attribute(twin, table->fields[i].offset) = Py_XNewRef(value);
+    }
+    return twin;
+}
+
+/* Whether the record describes so many bodies of so many bytes, padding included. */
+static int describes(Table *table, PyObject *record, uint64_t body_count, uint64_t body_bytes) {
+    if (table->bodies < 0)
+        return !body_count && !body_bytes;
+    const Field *field = &table->fields[table->bodies];
+    PyObject *bodies = *attribute(record, field->offset);
+    uint64_t total = 0, length;
+    if (field->kind != RECORDS || field->item->length < 0 || (uint64_t)PyTuple_GET_SIZE(bodies) != body_count)
+        return 0;
+    for (uint64_t i = 0; i < body_count; i++) {
+        if (!as_uint(*attribute(PyTuple_GET_ITEM(bodies, i), field->item->length), &length))
+            return 0;
+        total += (uint64_t)aligned((Py_ssize_t)length);
+    }
+    return total == body_bytes;
+}
+
+/* Table.read(frame, control_bytes, control_crc, body_count, body_bytes), the numbers from the frame's prefix: the record in
+ * its control, when the frame's length, the control's crc and padding and the descriptors fit. */
+static PyObject *table_read(Table *table, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer frame;
+    uint64_t control_bytes, control_crc, body_count, body_bytes;
+    if (count != 5 || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &control_crc) ||
+        !as_uint(arguments[3], &body_count) || !as_uint(arguments[4], &body_bytes) || control_bytes > CONTROL_BYTES_MAX)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(arguments[0], &frame, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *record = NULL;
+    Py_ssize_t end = PREFIX_BYTES + (Py_ssize_t)control_bytes;
+    if (frame.len >= aligned(end) && (uint64_t)(frame.len - aligned(end)) == body_bytes) {
+        const uint8_t *control = (const uint8_t *)frame.buf + PREFIX_BYTES;
+        Reader from = {control, control + control_bytes};
+        if (crc32c(0, control, (Py_ssize_t)control_bytes) == control_crc && all_zero(from.end, aligned(end) - end))
+            record = take_record(&from, table);
+        if (record && (from.at != from.end || !describes(table, record, body_count, body_bytes)))
+            Py_CLEAR(record);
+    }
+    PyBuffer_Release(&frame);
+    return or_none(record);
+}
+
+/* The end of a prefix: key and both crcs. Control is in place. */
+static void write_key(uint8_t *to, uint64_t slot, uint64_t generation, uint64_t round, Py_ssize_t control_bytes) {
+    store(to + 24, generation, 8);
+    store(to + 32, slot, 4);
+    store(to + 36, round, 4);
+    store(to + 40, crc32c(0, to + PREFIX_BYTES, control_bytes), 4);
+    store(to + 44, crc32c(0, to, PREFIX_BYTES - 4), 4);
+}
+
+static void write_prefix(uint8_t *to, const uint64_t *key, uint64_t kind, Py_ssize_t control_bytes,
+                         Py_ssize_t body_count, Py_ssize_t body_bytes) {
+    memcpy(to, "DSPK", 4);
+    to[4] = MAJOR, to[5] = MINOR, to[6] = (uint8_t)kind, to[7] = 0;
+    store(to + 8, control_bytes, 4);
+    store(to + 12, body_count, 2);
+    store(to + 14, 0, 2);
+    store(to + 16, body_bytes, 8);
+    write_key(to, key[0], key[1], key[2], control_bytes);
+}
+
+/* Copy the bodies, which are of contiguous buffers, behind each other with padding; the end, or -1. */
+static Py_ssize_t write_bodies(uint8_t *to, Py_ssize_t at, Py_ssize_t room, PyObject *bodies) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(bodies); i++) {
+        Py_buffer body;
+        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(bodies, i), &body, PyBUF_SIMPLE) < 0)
+            return -1;
+        Py_ssize_t length = body.len, end = at + aligned(length);
+        if (end <= room) {
+            memmove(to + at, body.buf, length);
+            memset(to + at + length, 0, aligned(length) - length);
+        }
+        PyBuffer_Release(&body);
+        if (end > room)
+            return -1;
+        at = end;
+    }
+    return at;
+}
+
+/* Table.write(out, record, type, slot, generation, round, bodies): the frame's length, 0 when it was not written (then
+ * ``out`` may hold parts of it). ``record`` may be the tuple of its values; ``bodies`` is a list or tuple that fits the
+ * record's descriptors. */
+static PyObject *table_write(Table *table, PyObject *const *arguments, Py_ssize_t count) {
+    uint8_t control[CONTROL_BYTES_MAX];
+    uint64_t kind, key[3];
+    if (count != 7 || !as_uint(arguments[2], &kind) || !as_uint(arguments[3], &key[0]) ||
+        !as_uint(arguments[4], &key[1]) || !as_uint(arguments[5], &key[2]) || kind > UINT8_MAX ||
+        key[0] > UINT32_MAX || key[2] > UINT32_MAX || !(PyList_Check(arguments[6]) || PyTuple_Check(arguments[6])))
+        return PyLong_FromLong(0);
+    Writer to = {control, control + sizeof control};
+    PyObject *record = arguments[1];
+    if (!(PyTuple_CheckExact(record) ? put_values : put_record)(&to, table, record))
+        return PyLong_FromLong(0);
+    Py_buffer out;
+    if (PyObject_GetBuffer(arguments[0], &out, PyBUF_WRITABLE) < 0)
+        return NULL;
+    Py_ssize_t control_bytes = to.at - control, head = aligned(PREFIX_BYTES + control_bytes), end = -1;
+    uint8_t *frame = out.buf;
+    if (head <= out.len)
+        end = write_bodies(frame, head, out.len, arguments[6]);
+    if (end >= 0) {
+        memcpy(frame + PREFIX_BYTES, control, control_bytes);
+        memset(frame + PREFIX_BYTES + control_bytes, 0, head - PREFIX_BYTES - control_bytes);
+        write_prefix(frame, key, kind, control_bytes, PySequence_Fast_GET_SIZE(arguments[6]), end - head);
+    }
+    PyBuffer_Release(&out);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromSsize_t(end < 0 ? 0 : end);
+}
+
+/* Table.read_prefix(frame): of the table of Prefix, whose fields are in the order of ``numbers``. */
+static PyObject *table_read_prefix(Table *table, PyObject *frame) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const uint8_t *at = buffer.buf;
+    PyObject *prefix = NULL;
+    if (buffer.len >= PREFIX_BYTES && !memcmp(at, "DSPK", 4) && at[4] == MAJOR && at[7] == 0 && !at[14] && !at[15] &&
+        crc32c(0, at, PREFIX_BYTES - 4) == load32(at + 44)) {
+        uint64_t bodies = at[12] | (uint64_t)at[13] << 8, body_bytes = load64(at + 16);
+        uint64_t numbers[8] = {at[6],          load32(at + 8),  bodies,          body_bytes,
+                               load64(at + 24), load32(at + 32), load32(at + 36), load32(at + 40)};
+        if (table->field_count == 8 && body_bytes % ALIGNMENT == 0 && !body_bytes == !bodies)
+            prefix = new_record(table);
+        for (int i = 0; prefix && i < 8; i++) {
+            PyObject *value = number_value(&table->fields[i], numbers[i]);
+            if (!value)
+                Py_CLEAR(prefix);
+            else
+                *attribute(prefix, table->fields[i].offset) = value;
+        }
+    }
+    PyBuffer_Release(&buffer);
+    return or_none(prefix);
+}
+
+/* Rows. */
+
+typedef struct {
+    uint64_t rows, ids_row, q_row, least, width, vocabulary;
+} Shape;
+
+/* The shape that a ReplyLayout keeps: (depth, bytes of a row's ids, of its q, least entries, most). */
+static int take_shape(PyObject *values, Shape *shape) {
+    uint64_t *numbers[] = {&shape->rows, &shape->ids_row, &shape->q_row, &shape->least, &shape->width};
+    if (!PyTuple_CheckExact(values) || PyTuple_GET_SIZE(values) != 5)
+        return 0;
+    for (int i = 0; i < 5; i++)
+        if (!as_uint(PyTuple_GET_ITEM(values, i), numbers[i]) || *numbers[i] > VOCAB_MAX)
+            return 0;
+    shape->vocabulary = VOCAB_MAX + 1ull;
+    return shape->rows <= ROWS_MAX;
+}
+
+static uint32_t row_crc(const uint8_t *record, const uint8_t *ids, const uint8_t *q, const Shape *shape) {
+    uint8_t covered[12];
+    memcpy(covered, record, 8);
+    memcpy(covered + 8, record + 12, 4);
+    uint32_t crc = crc32c(crc32c(0, covered, 12), ids, (Py_ssize_t)shape->ids_row);
+    return crc32c(crc, q, (Py_ssize_t)shape->q_row);
+}
+
+static int in_range(const Shape *shape, uint64_t token, uint64_t entries, uint64_t confidence) {
+    return token < shape->vocabulary && shape->least <= entries && entries <= shape->width &&
+           confidence <= CONFIDENCE_MAX;
+}
+
+static int sound_rows(const uint8_t *block, const Shape *shape) {
+    const uint8_t *ids = block + shape->rows * RECORD_BYTES, *q = ids + shape->rows * shape->ids_row;
+    for (uint64_t row = 0; row < shape->rows; row++) {
+        const uint8_t *record = block + row * RECORD_BYTES;
+        if (!in_range(shape, load32(record), load32(record + 4), load32(record + 12)) ||
+            row_crc(record, ids + row * shape->ids_row, q + row * shape->q_row, shape) != load32(record + 8))
+            return 0;
+    }
+    return 1;
+}
+
+static PyObject *column(const uint8_t *block, uint64_t depth, int offset) {
+    PyObject *values = PyTuple_New((Py_ssize_t)depth);
+    for (uint64_t row = 0; values && row < depth; row++) {
+        PyObject *value = PyLong_FromUnsignedLong(load32(block + row * RECORD_BYTES + offset));
+        if (!value)
+            Py_CLEAR(values);
+        else
+            PyTuple_SET_ITEM(values, row, value);
+    }
+    return values;
+}
+
+/* check_rows(block, shape, vocabulary): (tokens, entries, confidences) of a reply's block, or None. */
+static PyObject *check_rows(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer block;
+    Shape shape;
+    if (count != 3 || !take_shape(arguments[1], &shape) || !as_uint(arguments[2], &shape.vocabulary) ||
+        shape.vocabulary > VOCAB_MAX + 1ull)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(arguments[0], &block, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *columns = NULL;
+    if ((uint64_t)block.len == shape.rows * (RECORD_BYTES + shape.ids_row + shape.q_row) &&
+        sound_rows(block.buf, &shape))
+        columns = Py_BuildValue("NNN", column(block.buf, shape.rows, 0), column(block.buf, shape.rows, 4),
+                                column(block.buf, shape.rows, 12));
+    PyBuffer_Release(&block);
+    return or_none(columns);
+}
+
+static int take_column(PyObject *values, uint64_t depth, uint64_t *numbers) {
+    if (!(PyList_CheckExact(values) || PyTuple_CheckExact(values)) ||
+        (uint64_t)PySequence_Fast_GET_SIZE(values) != depth)
+        return 0;
+    for (uint64_t i = 0; i < depth; i++) {
+        PyObject *value = PySequence_Fast_GET_ITEM(values, i);
+        if (!PyLong_CheckExact(value) || !as_uint(value, &numbers[i]))
+            return 0;
+    }
+    return 1;
+}
+
+/* write_records(records, ids, q, shape, rows, tokens, entries, confidences): whether the records of ``rows`` rows, whose
+ * ids and q are given, were written. Nothing is written unless all is in range. */
+static PyObject *write_records(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Shape shape;
+    uint64_t columns[3][ROWS_MAX];
+    if (count != 8 || !take_shape(arguments[3], &shape) || !as_uint(arguments[4], &shape.rows) || shape.rows > ROWS_MAX)
+        Py_RETURN_FALSE;
+    for (int i = 0; i < 3; i++)
+        if (!take_column(arguments[5 + i], shape.rows, columns[i]))
+            Py_RETURN_FALSE;
+    for (uint64_t row = 0; row < shape.rows; row++)
+        if (!in_range(&shape, columns[0][row], columns[1][row], columns[2][row]))
+            Py_RETURN_FALSE;
+    Py_buffer buffers[3];
+    for (int i = 0; i < 3; i++)
+        if (PyObject_GetBuffer(arguments[i], &buffers[i], i ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) {
+            while (i-- > 0)
+                PyBuffer_Release(&buffers[i]);
+            return NULL;
+        }
+    int fits = (uint64_t)buffers[0].len == shape.rows * RECORD_BYTES &&
+               (uint64_t)buffers[1].len == shape.rows * shape.ids_row &&
+               (uint64_t)buffers[2].len == shape.rows * shape.q_row;
+    for (uint64_t row = 0; fits && row < shape.rows; row++) {
+        uint8_t *record = (uint8_t *)buffers[0].buf + row * RECORD_BYTES;
+        const uint8_t *ids = (const uint8_t *)buffers[1].buf + row * shape.ids_row;
+        store(record, columns[0][row], 4);
+        store(record + 4, columns[1][row], 4);
+        store(record + 12, columns[2][row], 4);
+        store(record + 8, row_crc(record, ids, (const uint8_t *)buffers[2].buf + row * shape.q_row, &shape), 4);
+    }
+    for (int i = 0; i < 3; i++)
+        PyBuffer_Release(&buffers[i]);
+    return PyBool_FromLong(fits);
+}
+
+static PyMethodDef table_methods[] = {
+    {"holds", (PyCFunction)table_holds, METH_O, NULL},
+    {"twin", (PyCFunction)table_twin, METH_O, NULL},
+    {"read", (PyCFunction)(void (*)(void))table_read, METH_FASTCALL, NULL},
+    {"write", (PyCFunction)(void (*)(void))table_write, METH_FASTCALL, NULL},
+    {"read_prefix", (PyCFunction)table_read_prefix, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot table_slots[] = {
+    {Py_tp_new, table_new}, {Py_tp_dealloc, table_dealloc}, {Py_tp_methods, table_methods}, {0, NULL}};
+
+static PyType_Spec table_spec = {"dspark_proto._codec.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, table_slots};
+
+/* rewrite_key(frame, control_bytes, slot, generation, round): whether the key and the crcs were written. */
+static PyObject *rewrite_key(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer frame;
+    uint64_t control_bytes, slot, generation, round;
+    if (count != 5 || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &slot) ||
+        !as_uint(arguments[3], &generation) || !as_uint(arguments[4], &round) || control_bytes > CONTROL_BYTES_MAX ||
+        slot > UINT32_MAX || round > UINT32_MAX)
+        Py_RETURN_FALSE;
+    if (PyObject_GetBuffer(arguments[0], &frame, PyBUF_WRITABLE) < 0)
+        return NULL;
+    int fits = frame.len >= PREFIX_BYTES + (Py_ssize_t)control_bytes;
+    if (fits)
+        write_key(frame.buf, slot, generation, round, (Py_ssize_t)control_bytes);
+    PyBuffer_Release(&frame);
+    return PyBool_FromLong(fits);
+}
+
+static PyMethodDef functions[] = {
+    {"rewrite_key", (PyCFunction)(void (*)(void))rewrite_key, METH_FASTCALL, NULL},
+    {"check_rows", (PyCFunction)(void (*)(void))check_rows, METH_FASTCALL, NULL},
+    {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_codec", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__codec(void) {
+    make_crc_table();
+    PyObject *module = PyModule_Create(&definition);
+    table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
+    if (!module || !table_type || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
+        PyModule_AddType(module, table_type) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,95 @@
+"""Whether the codec's hot path runs in C or in Python: the one place that decides.
+
+Purpose: find the extension module that the build made from ``codec.c`` and check that it belongs to this code.
+Invariants: the decision falls once, at import; ``DSPARK_NATIVE=0`` in the environment forces Python; without the
+extension everything works, slower, with equal bytes, results and errors. C does valid input only and leaves the rest
+to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix`` and ``rows``; it builds
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, TypeAlias, cast
+
+from .buffers import Buffer
+
+VARIABLE: Final = "DSPARK_NATIVE"
+
+INTERFACE: Final = 2
+"""INTERFACE of codec.c: after an update without a rebuild, arguments would mean something else."""
+
+Plan: TypeAlias = tuple[str, str, int, int, object]
+"""A field: kind (its first letter counts), attribute, minimum, maximum, and what the kind needs besides."""
+
+RowShape: TypeAlias = tuple[int, int, int, int, int]
+"""Rows, bytes of a row's ids and of its q, least and most entries of a row."""
+
+
+class Table(Protocol):
+    """The fields of one record class."""
+
+    def holds(self, record: object) -> bool:
+        """Whether every field of the record is valid."""
+
+    def twin(self, record: object) -> Any:
+        """An equal record; attributes that do not travel have their defaults."""
+
+    def read(self, frame: Buffer, control_bytes: int, control_crc: int, body_count: int, body_bytes: int, /) -> Any:
+        """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit."""
+
+    def write(
+        self, out: Buffer, record: object, type: int, slot: int, generation: int, round: int, bodies: object, /
+    ) -> int:
+        """Write a frame and give its length. ``record`` may be the tuple of its values; the bodies fit it."""
+
+    def read_prefix(self, frame: Buffer, /) -> Any:
+        """The prefix of a frame, of the table of ``Prefix``."""
+
+
+class Codec(Protocol):
+    """The extension module."""
+
+    INTERFACE: int
+    """The :data:`INTERFACE` that it was built with."""
+
+    def Table(self, record: type, fields: tuple[Plan, ...], defaults: tuple[tuple[str, object], ...], /) -> Table:
+        """The table of a record class; ``defaults`` are of attributes that do not travel."""
+
+    def rewrite_key(self, frame: Buffer, control_bytes: int, slot: int, generation: int, round: int, /) -> bool:
+        """Give a frame another key, and the crcs of the control that it has now."""
+
+    def check_rows(
+        self, block: Buffer, shape: RowShape, vocab_size: int, /
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+        """Tokens, entries and confidences of a reply's block whose every row is sound."""
+
+    def write_records(
+        self,
+        records: Buffer,
+        ids: Buffer,
+        q: Buffer,
+        shape: RowShape,
+        rows: int,
+        tokens: Sequence[int],
+        entries: Sequence[int],
+        confidences: Sequence[int],
+        /,
+    ) -> bool:
+        """Write the records of ``rows`` rows; their ids and q are given."""
+
+
+def found() -> Codec | None:
+    """The extension module, where it is to be used."""
+    if os.environ.get(VARIABLE) == "0":
+        return None
+    try:
+        from . import _codec  # type: ignore[attr-defined]  # built at installation, or not there
+    except ImportError:
+        return None
+    built = cast(Codec, _codec)
+    return built if built.INTERFACE == INTERFACE else None
+
+
+codec: Final = found()
