@@ -17,6 +17,7 @@ import typer
 
 from dspark import __version__, roles, wire_fuzz, wire_tools
 from dspark.chaos import command as chaos_command
+from dspark.sim import command as sim_command
 from dspark.wrong_usage import ConformanceGroup
 
 if TYPE_CHECKING:
@@ -546,6 +547,7 @@ def conformance_show(case: Annotated[str, typer.Argument(help="Id of a case, e.g
 
 
 wire_fuzz.register(app)
+sim_command.register(app)
 chaos_command.register(app)
 
 

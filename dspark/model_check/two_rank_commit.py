@@ -267,7 +267,7 @@ class TwoRankCommit:
 
 def _copy(epoch: int, sequence: int, token: int) -> ProposalCopy:
     """The drafts of a step; rounds are numbered through all epochs, ten apart."""
-    return ProposalCopy(epoch, 0, 1, epoch * 10 + sequence, (token,))
+    return ProposalCopy(epoch, 0, 1, 1, epoch * 10 + sequence, (token,))
 
 
 def _receive(one: RankLeader | RankFollower, message: RankMessage) -> Turn:

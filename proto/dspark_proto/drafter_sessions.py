@@ -139,6 +139,17 @@ class DrafterSessions(Peer):
         self, slot: DrafterSlot, prefix: Prefix, message: Message, view: memoryview
     ) -> list[DrafterEvent]:
         assert isinstance(message, Context)
+        try:
+            return self._take_context(slot, prefix, message, view)
+        except ProtocolError:
+            # The verifier has counted these rows as sent: without them its window would be smaller for ever.
+            self._rows_received += message.rows
+            self._rows_consumed += message.rows
+            raise
+
+    def _take_context(
+        self, slot: DrafterSlot, prefix: Prefix, message: Context, view: memoryview
+    ) -> list[DrafterEvent]:
         check_owner(slot, message.session, prefix.generation, "CONTEXT")
         check_context(slot, message.first_position)
         credit = self._credit_limit() - self._rows_received

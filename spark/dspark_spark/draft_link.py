@@ -35,6 +35,7 @@ from dspark.philox import Keys
 from dspark_proto import (
     Accepted,
     Cause,
+    CreditGranted,
     Draining,
     ErrorCode,
     LeaseState,
@@ -53,7 +54,7 @@ from dspark_proto import (
     VerifierEvent,
     VerifierState,
 )
-from dspark_proto.limits import NO_COMMIT, STEP_ITEMS_MAX
+from dspark_proto.limits import NO_COMMIT, SILENT_HEARTBEATS, STEP_ITEMS_MAX
 from dspark_spark.leases import NS, DraftLease, DraftRequest, DraftRound
 from dspark_spark.link_state import MICRO, LinkState
 
@@ -100,6 +101,9 @@ class DraftLink(LinkState):
         now = self._now_ns()
         if any(now >= round_.until_ns for round_ in self._rounds.values()):
             self._miss("step_deadline")
+        if self._starves:
+            self._starvations += 1
+            self._down("no_credit")
         if self._leaves_ns is not None and not self._rounds:
             self._leave(self._leaves_ns)
 
@@ -159,11 +163,31 @@ class DraftLink(LinkState):
                 sent = self._connection.context(wire, end, len(rows), _raw(rows), memoryview(ids).cast("B"))
             except LocalProtocolError as error:
                 return self._refused(error)
+            if not sent.rows:
+                return self._starve()
             # One frame a message: a message has a bounded number of parts.
-            if not sent.rows or not all(self._send([frame]) for frame in sent.frames):
+            if not all(self._send([frame]) for frame in sent.frames):
                 return False
             end += sent.rows
+        self._starved_ns = None
         return True
+
+    def _starve(self) -> bool:
+        """No credit. That of a CONTEXT which was lost never comes back: a link that gets too little starts over.
+
+        A worker process that is only slow is given twice the time after each new start.
+        """
+        now, negotiated = self._now_ns(), self._connection.negotiated
+        assert negotiated is not None
+        if self._starved_ns is None:
+            self._starved_ns, self._granted = now, 0
+        patience_ms = SILENT_HEARTBEATS * negotiated.heartbeat_ms * 2 ** min(8, self._starvations)
+        if now - self._starved_ns <= patience_ms * NS_PER_MS:
+            return False
+        # `listen` acts on it: nobody who asks whether a STEP may go expects the link to end in the answer.
+        self._starves = self._granted < negotiated.context_credit_rows
+        self._starved_ns = None
+        return False
 
     def _open(self, lease: DraftLease) -> None:
         """Give the lease the lowest free slot of the wire; without one it is target-only until there is one."""
@@ -404,6 +428,8 @@ class DraftLink(LinkState):
                 # What we hold ourselves is known better than a PONG that may be a second old.
                 own = len(self._by_wire) / max(1, self.capacity)
                 self.others_load = max(0.0, event.load_permille / 1000 - own)
+            case CreditGranted():
+                self._granted += event.rows
             case PeerSilent():
                 self._down("silent")
             case PeerError() if event.scope is Scope.CONNECTION:
@@ -484,13 +510,13 @@ class DraftLink(LinkState):
         if epoch in self._quarantine:
             return  # still the process that lied: the link stays down and asks again, rarely
         if epoch != self._last_epoch:
-            self.late_rounds, self._last_epoch = 0, epoch
+            self.late_rounds, self._starvations, self._last_epoch = 0, 0, epoch
         self.up = True
         self.reconnects += self._was_up
         self._was_up = True
         self.last_error = None
         self._leaves_ns, self._has_left, self._answered = None, False, False
-        self._hellos_unanswered, self.others_load = 0, 0.0
+        self._hellos_unanswered, self.others_load, self._starved_ns = 0, 0.0, None
         for lease in self._leases.values():
             self._open(lease)
 
@@ -509,7 +535,7 @@ class DraftLink(LinkState):
             self._fruitless = 0 if self._answered else self._fruitless + 1
             self._next_hello_ns = self._now_ns() + _pause_ns(self._fruitless, RETRY_MAX_S)
             self.last_error = self.last_error or f"the link to {self.address} went down: {cause}"
-        self.up = False
+        self.up = self._starves = False
         self._leaves_ns = None
         for lease in self._leases.values():
             if lease.wire is not None:

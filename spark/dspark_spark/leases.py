@@ -16,7 +16,7 @@ from torch import Tensor
 from dspark.philox import Keys
 from dspark_proto import EMPTY_DIGEST, Lane, ProposalReady
 
-LOSS_PAUSE_S, LOSS_PAUSE_MAX_S = 0.2, 5.0
+LOSS_PAUSE_S, LOSS_PAUSE_MAX_S = 0.2, 2.0
 NS = 1_000_000_000
 
 WorkerState = Literal["connecting", "up", "late", "draining", "quarantined"]

@@ -56,6 +56,10 @@ class LinkState:
         self._by_wire: dict[int, DraftLease] = {}
         self._next_hello_ns = 0
         self._probed_ns = 0
+        # Since when CONTEXT has found too little credit, rows granted since then, and new starts for it in a row.
+        self._starved_ns: int | None = None
+        self._granted = self._starvations = 0
+        self._starves = False
         self._hellos_unanswered = 0
         self._was_up = self._has_left = False
         self._answered, self._fruitless = True, 0

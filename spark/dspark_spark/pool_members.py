@@ -16,7 +16,7 @@ from dspark_spark.leases import NS, DraftLease, WorkerState, WorkerStatus
 
 LATE_ROUNDS = 2
 """Late rounds in a row after which a worker rests."""
-REST_S, REST_MAX_S = 1.0, 30.0
+REST_S, REST_MAX_S = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class RankFollower:
     def _keep(self, copy: ProposalCopy) -> Turn:
         """What a plan was compared with stays as it is until the step has been committed."""
         held = self.copies.get(copy.slot)
-        stale = held is not None and (copy.generation, copy.round) < (held.generation, held.round)
+        stale = held is not None and (copy.session, copy.round) < (held.session, held.round)
         if stale or copy.slot in self.planned:
             return self._drop("stale_copy")
         self.copies[copy.slot] = copy

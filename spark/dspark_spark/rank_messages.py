@@ -62,11 +62,13 @@ class Joined:
 class ProposalCopy:
     """The drafts of one validated reply, for the ranks that verify the same rows.
 
-    ``reply_checksum`` is the one of the COMPLETION: two replies with equal tokens and other rows differ.
+    ``reply_checksum`` is the one of the COMPLETION: two replies with equal tokens and other rows differ. Sessions grow,
+    and so do the rounds of one; a generation starts over when another worker drafts.
     """
 
     group_epoch: int
     slot: int
+    session: int
     generation: int
     round: int
     tokens: tuple[int, ...]
@@ -75,7 +77,7 @@ class ProposalCopy:
     @property
     def digest(self) -> int:
         """Identity of the drafts and the rows that they were drawn from."""
-        return _digest([self.slot, self.generation, self.round, list(self.tokens), self.reply_checksum])
+        return _digest([self.slot, self.session, self.generation, self.round, list(self.tokens), self.reply_checksum])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from tests.conftest import RunningEndpoint, TinyPair, run_endpoint, worker_argum
 PROMPT = [3, 14, 15, 92, 65, 35]
 TOKENS = 240
 DEADLINE_MS = 300
+BUILD = roles.build_spark
 
 
 @dataclass
@@ -133,10 +134,8 @@ def worker(tiny_pair: TinyPair) -> Iterator[LocalWorker]:
 
 @pytest.fixture(scope="module")
 def endpoint(tiny_pair: TinyPair, worker: LocalWorker) -> Iterator[RunningEndpoint]:
-    build = roles.build_spark
-
     def build_hasty(machine: roles.Machine, speculative: str, worker: str | None, _deadline_ms: int) -> Spark:
-        return build(machine, speculative, worker, DEADLINE_MS)
+        return BUILD(machine, speculative, worker, DEADLINE_MS)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roles, "build_spark", build_hasty)
@@ -271,10 +270,9 @@ def pool(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Itera
                for name, pair in pairs.items()}  # fmt: skip
     file = root / "workers"
     file.write_text("".join(f"{workers[name].endpoint}\n" for name in "ab"))
-    build = roles.build_spark
 
     def build_pool(machine: roles.Machine, speculative: str, worker: str | None, _deadline_ms: int) -> Spark:
-        return build(machine, speculative, worker, 5000, workers_file=file)
+        return BUILD(machine, speculative, worker, 5000, workers_file=file)
 
     for worker in workers.values():
         worker.start()

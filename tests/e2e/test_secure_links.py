@@ -85,7 +85,8 @@ def served(
 def accepted(url: str) -> float:
     with urllib.request.urlopen(url + "/metrics", timeout=10) as response:
         text = response.read().decode()
-    return float(re.search(r"^dspark:spec_decode_num_accepted_tokens_total (\S+)$", text, re.M)[1])  # type: ignore[index]
+    (value,) = re.findall(r"^dspark:spec_decode_num_accepted_tokens_total (\S+)$", text, re.M)
+    return float(value)
 
 
 def ask(url: str) -> str:

@@ -192,7 +192,7 @@ def test_pauses_double_and_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch
     for losses in (0, 1, 2, 3, 4, 5, 6, 60):
         lease.losses = losses
         pauses.append(round(lease.pause_ns() / 1e9, 3))
-    assert pauses == [0, 0, 0.2, 0.6, 1.4, 3.0, 5.0, 5.0]
+    assert pauses == [0, 0, 0.2, 0.6, 1.4, 2.0, 2.0, 2.0]
 
 
 def test_the_links_own_deadline_bounds_the_wait(parts: Parts, undisturbed: list[int]) -> None:
@@ -415,6 +415,20 @@ def test_credit_that_never_comes_leaves_the_request_target_only(parts: Parts) ->
     assert reader.finish == "length"
     assert reader.last.stats.drafted == 0
     assert rig.labelled("target_only_steps_total") == {"no_lease": 8, "budget": 1}
+    rig.check_idle()
+
+
+def test_credit_that_was_lost_with_a_frame_comes_back_with_a_new_start(parts: Parts) -> None:
+    """A whole window goes with one CONTEXT; PING and PONG are fine, so nothing else would end the link."""
+    rig = build_rig(parts, worker=parts.worker(context_credit_rows=32), heartbeat_ms=20)
+    hook = rig.wire.up = pick(MessageType.CONTEXT, drop, nth=1)
+    reader = rig.ask([3 + i % 90 for i in range(60)], max_tokens=200)
+    until = time.monotonic() + 20
+    while not rig.link.reconnects and time.monotonic() < until:
+        rig.engine.turn()
+    assert (hook.hits, rig.link.reconnects) == (1, 1)
+    rig.finish(reader)
+    assert reader.last.stats.accepted > 0
     rig.check_idle()
 
 

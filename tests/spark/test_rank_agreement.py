@@ -29,7 +29,7 @@ from dspark_spark.rank_agreement import (
 )
 
 DEADLINE, RESEND = 100, 10
-COPY = ProposalCopy(1, 0, 1, 4, (7, 8), b"checksum")
+COPY = ProposalCopy(1, 0, 70, 1, 4, (7, 8), b"checksum")
 DRAFTED = PlanItem(0, 70, 1, 4, 2, COPY.digest)
 TARGET_ONLY = PlanItem(1, 71, 3, 9, cause="late")
 

@@ -186,9 +186,10 @@ REQUIREMENTS: Final[dict[str, str]] = {
         "announce (REQ-PNG-1) when a quarter of the window has come free."
     ),
     "REQ-CTX-6": (
-        "A verifier counts the rows that it sends, a drafter those that it accepts: credit of a CONTEXT that was "
-        "refused, or got lost, comes back with the next HELLO and not before. A verifier that is left without credit "
-        "while it waits for no more than this MAY say HELLO."
+        "A verifier counts the rows that it sends. A drafter MUST count those of a CONTEXT that it refuses after its "
+        "control as taken in at once: their credit comes back with the next PONG. Credit of a CONTEXT that got lost, or"
+        " was dropped from its prefix, comes back with the next HELLO and not before; a verifier that is left without "
+        "credit for long MAY say HELLO."
     ),
     "REQ-CTX-1": (
         "TAPS are raw rows of the negotiated dtype; TOKENS are the token ids at the same positions. A drafter MUST NOT "
