@@ -180,6 +180,12 @@ def run_fuzz(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) ->
     assert "escapes" in result.stdout
 
 
+def run_sim(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
+    result = subprocess.run(replaced(line, rounds=300), capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert result.returncode == 0
+    assert "wrong" in result.stdout
+
+
 def run_conformance(line: str, pair: TinyPair, endpoint: RunningEndpoint, tmp: Path) -> None:
     small = {"run": ["--transport", "inproc", "--case", "LIV"], "selftest": ["--case", "PFX"]}
     command = [*replaced(line), *small.get(line.split()[2], [])]
@@ -202,6 +208,7 @@ RUNNERS: dict[str, Callable[[str, TinyPair, RunningEndpoint, Path], None]] = {
     "dspark bench acceptance": run_bench_acceptance,
     "dspark bench wire": run_bench_wire,
     "dspark fuzz": run_fuzz,
+    "dspark sim": run_sim,
     "dspark conformance list": run_conformance,
     "dspark conformance show DSP2-ROW-100": run_conformance,
     "dspark conformance run": run_conformance,
