@@ -63,6 +63,8 @@ DENSE_EVERY = 3
 def draw_options(seed: int, world: int, kinds: tuple[str, ...] = ()) -> Options:
     """The options of one world of a run; `kinds` are used instead of drawn ones, with a fault every few rounds."""
     drawn = _drawn(seed, world)
+    # A forged OPEN can raise a worker's generation above its verifier's, which no honest trace does.
+    drawn = replace(drawn, watched=drawn.watched and "forge" not in (kinds or drawn.kinds))
     return replace(drawn, kinds=kinds, fault_every=DENSE_EVERY) if kinds else drawn
 
 
