@@ -169,7 +169,8 @@ class DraftLink(LinkState):
             if not all(self._send([frame]) for frame in sent.frames):
                 return False
             end += sent.rows
-        self._starved_ns = None
+            if lease.known - end <= keep:
+                self._starved_ns = None
         return True
 
     def _starve(self) -> bool:
