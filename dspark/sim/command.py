@@ -75,9 +75,14 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def _explain(result: dict[str, Any], plant: str | None, kinds: tuple[str, ...]) -> None:
-    """Shrink the first failures and say how to see them again."""
+    """Say how to see the failures again, and bring the first ones down to the faults that matter."""
     from dspark.sim.shrink import command, shrink
 
+    for failure in result["failures"]:
+        again = f"dspark sim --seed {result['seed']} --world {failure['world']} --rounds {failure['rounds']}"
+        typer.echo(f"{failure['kind']} in world {failure['world']}: {failure['detail']}\n  {again}", err=True)
+    if result["failures"]:
+        typer.echo("looking for the faults that matter; an interrupt ends the search", err=True)
     for failure in result["failures"][:_SHRUNK]:
         found = shrink(result["seed"], failure["world"], failure["rounds"], failure["kind"], plant, kinds)
         typer.echo(f"world {failure['world']}: {found.violation}", err=True)
