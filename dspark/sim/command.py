@@ -79,8 +79,8 @@ def _explain(result: dict[str, Any], plant: str | None, kinds: tuple[str, ...]) 
     from dspark.sim.shrink import command, shrink
 
     for failure in result["failures"]:
-        again = f"dspark sim --seed {result['seed']} --world {failure['world']} --rounds {failure['rounds']}"
-        typer.echo(f"{failure['kind']} in world {failure['world']}: {failure['detail']}\n  {again}", err=True)
+        where = f"world {failure['world']} of {failure['rounds']} rounds"
+        typer.echo(f"{failure['kind']} in {where}: {failure['detail']}", err=True)
     if result["failures"]:
         typer.echo("looking for the faults that matter; an interrupt ends the search", err=True)
     for failure in result["failures"][:_SHRUNK]:
