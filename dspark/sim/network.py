@@ -43,9 +43,10 @@ class Channel:
         self._sink, self._taint = sink, taint
         self._last_ns = 0
         self._connection = 0
+        self._arriving = 0
         self._on_way = 0
-        self._held: list[list[Frame]] = []
-        self._behind: tuple[Frame, Fault] | None = None
+        self._held: list[tuple[list[Frame], int]] = []
+        self._behind: tuple[Frame, Fault, int] | None = None
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Put frames on their way, in order."""
@@ -56,17 +57,20 @@ class Channel:
         if any(_type(frame) == MessageType.HELLO for frame in sent):
             self._connect()
         self._on_way += len(sent)
-        self._clock.after(self._last_ns - self._clock.now_ns, lambda: self._arrive(sent))
+        connection = self._connection
+        self._clock.after(self._last_ns - self._clock.now_ns, lambda: self._arrive(sent, connection))
 
-    def _arrive(self, frames: list[Frame]) -> None:
+    def _arrive(self, frames: list[Frame], connection: int) -> None:
+        """Frames of the connection of that number come to the end of the channel, in order."""
         self._on_way -= len(frames)
+        self._arriving = connection
         if self.cut is not None:
             self.cut.hit()
             self.counts["lost"] += len(frames)
             self.hurt.update(map(_type, frames))
         elif self.clog is not None:
             self.clog.hit()
-            self._held.append(frames)
+            self._held.append((frames, connection))
         elif self.armed or self._behind:
             for frame in frames:
                 self._afflict(frame)
@@ -77,7 +81,7 @@ class Channel:
         """A new connection begins: what was held back of the one before never arrives (SPEC.md, REQ-TRN-1)."""
         self._connection += 1
         if self._behind is not None:
-            (_, fault), self._behind = self._behind, None
+            (_, fault, _), self._behind = self._behind, None
             fault.verified = True
             self.counts["lost"] += 1
 
@@ -85,9 +89,9 @@ class Channel:
         """The clog is gone: what was held arrives."""
         self.clog = None
         held, self._held = self._held, []
-        for frames in held:
+        for frames, connection in held:
             self._on_way += len(frames)
-            self._arrive(frames)
+            self._arrive(frames, connection)
 
     def heal(self) -> None:
         """No fault holds the channel any more."""
@@ -102,7 +106,7 @@ class Channel:
     def unaccounted(self) -> int:
         """Frames that were sent and are neither delivered nor lost nor held nor on their way; 0 in a sound network."""
         counts = self.counts
-        held = self._on_way + sum(map(len, self._held)) + (self._behind is not None)
+        held = self._on_way + sum(len(frames) for frames, _ in self._held) + (self._behind is not None)
         return counts["sent"] + counts["copies"] - counts["delivered"] - counts["lost"] - held
 
     def _deliver(self, frames: list[Frame], fault: Fault | None = None) -> None:
@@ -128,11 +132,18 @@ class Channel:
         return None
 
     def _let_go(self) -> None:
-        """A frame that was held back to be overtaken arrives after all."""
+        """A frame that was held back to be overtaken arrives after all, while its connection lives."""
         if self._behind is not None:
-            (frame, fault), self._behind = self._behind, None
+            (frame, fault, connection), self._behind = self._behind, None
             fault.verified = fault.injected
+            self._deliver_late(frame, connection)
+
+    def _deliver_late(self, frame: Frame, connection: int) -> None:
+        """Nothing of a connection arrives once the next one has begun (SPEC.md, REQ-TRN-1)."""
+        if connection == self._connection:
             self._deliver([frame])
+        else:
+            self.counts["lost"] += 1
 
     def _drop(self, frame: Frame, fault: Fault) -> None:
         self.counts["lost"] += 1
@@ -149,22 +160,19 @@ class Channel:
     def _later(self, frame: Frame, fault: Fault, delay_ns: int) -> None:
         due = self._clock.now_ns + delay_ns
 
-        connection = self._connection
+        connection = self._arriving
         self._on_way += 1
 
         def arrive() -> None:
             self._on_way -= 1
             fault.verified = self._clock.now_ns == due
-            if connection == self._connection:
-                self._deliver([frame])
-            else:
-                self.counts["lost"] += 1
+            self._deliver_late(frame, connection)
 
         self._clock.after(delay_ns, arrive)
 
     def _reorder(self, frame: Frame, fault: Fault) -> None:
         self._let_go()
-        self._behind = frame, fault
+        self._behind = frame, fault, self._arriving
 
     def _corrupt(self, frame: bytes, fault: Fault) -> None:
         damaged = corrupted(frame, Random(fault.amount))
