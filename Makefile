@@ -5,6 +5,7 @@ VENV ?= .venv
 PORT ?= 8000
 DTYPE ?= auto
 TARGET ?= embedded
+JOBS ?= 2
 SPEC ?= {"method":"dspark"}
 # A bare number is the depth.
 SPECULATIVE = $(if $(findstring {,$(SPEC)),$(SPEC),{"method":"dspark","num_speculative_tokens":$(SPEC)})
@@ -26,8 +27,9 @@ serve: setup
 chat: setup
 	$(BIN)/dspark chat --url http://127.0.0.1:$(PORT)
 
+# Two processes share the test files; a file's tests stay together, because its servers are made once.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

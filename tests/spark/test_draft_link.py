@@ -432,6 +432,24 @@ def test_credit_that_was_lost_with_a_frame_comes_back_with_a_new_start(parts: Pa
     rig.check_idle()
 
 
+def test_a_request_that_needs_no_credit_does_not_end_the_wait_of_one_that_does(parts: Parts) -> None:
+    """The short prompt goes with its first STEP and is drafted for all along; the window of the long one is lost."""
+    rig = build_rig(parts, worker=parts.worker(context_credit_rows=32), heartbeat_ms=20)
+    hook = rig.wire.up = pick(MessageType.CONTEXT, drop, nth=1)
+    long = rig.ask([3 + i % 90 for i in range(60)], max_tokens=180)
+    until = time.monotonic() + 20
+    while not hook.hits and time.monotonic() < until:
+        rig.engine.turn()
+    short = rig.ask(PROMPT[:4], max_tokens=200)
+    while not rig.link.reconnects and time.monotonic() < until and not short.finish:
+        rig.engine.turn()
+    assert rig.link.reconnects == 1
+    assert any(d.from_draft[0] for d in short.deltas)
+    rig.finish(long, short)
+    assert long.last.stats.accepted > 0
+    rig.check_idle()
+
+
 def test_more_engine_slots_than_the_worker_has(parts: Parts) -> None:
     """Requests that find no slot at the worker wait for one, target-only, and take it as soon as it is free."""
     rig = build_rig(parts, worker=parts.worker(slots=2, max_slots=2, max_in_flight=2))
