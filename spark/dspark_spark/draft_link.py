@@ -358,6 +358,10 @@ class DraftLink(LinkState):
         self._down("quarantined")
         self._next_hello_ns = self._now_ns() + _pause_ns(self._quarantines, QUARANTINE_MAX_S)
 
+    def distrusts(self, lease: DraftLease) -> bool:
+        """Whether the worker process that the lease's last STEP went to has been found out since."""
+        return self._asked_epochs[lease.slot] in self._quarantine
+
     # -- frames and events -------------------------------------------------------------------------------------
 
     def _receive(self, timeout_ms: int) -> bool:

@@ -299,3 +299,7 @@ class DraftPool:
     def invalid(self, lease: DraftLease, reason: str, cause: str = "invalid_row") -> None:
         """Who answered the lease's last round sent what passes every checksum and is wrong: quarantine it."""
         self._asked[lease.slot].invalid(lease, reason, cause)
+
+    def distrusts(self, lease: DraftLease) -> bool:
+        """Whether the worker process that the lease's last STEP went to has been found out since."""
+        return self._asked[lease.slot].distrusts(lease)

@@ -175,3 +175,6 @@ class DraftSource(Protocol):
 
     def invalid(self, lease: DraftLease, reason: str, cause: str = "invalid_row") -> None:
         """The lease's worker sent what passes every checksum and is wrong: quarantine this worker process."""
+
+    def distrusts(self, lease: DraftLease) -> bool:
+        """Whether the worker process that the lease's last STEP went to has been found out since."""

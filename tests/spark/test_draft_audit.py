@@ -187,6 +187,36 @@ def test_with_the_audit_off_a_wrong_draw_passes(parts: Parts, rig: Rig, monkeypa
     assert rig.labelled("proposal_discards_total") == {}
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_what_a_found_out_worker_sent_to_others_is_used_only_if_it_was_audited_whole(
+    parts: Parts, rig: Rig, monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    rig = build_rig(parts, settings=replace(rig.engine.settings, audit_rate=rate))
+    readers = [rig.ask(PROMPT, temperature=1.0, seed=seed, max_tokens=40) for seed in (1, 2, 3)]
+    rig.turns(4)
+    honest, used = rig.engine._read, []
+
+    def read(*arguments: Any) -> Any:
+        used.append(honest(*arguments))
+        return used[-1]
+
+    def lie_to_one(*arguments: Any, **named: Any) -> Proposal:
+        proposal = sample(*arguments, **named)
+        (keys,) = [a for a in (*arguments, *named.values()) if isinstance(a, Keys)]
+        return _another_token(proposal) if keys.seed == 2 else proposal
+
+    sample = rig.wire.worker._chain.sample
+    monkeypatch.setattr(rig.engine, "_read", read)
+    monkeypatch.setattr(rig.wire.worker._chain, "sample", lie_to_one)
+    while rig.link.up:
+        rig.turns(1)
+    assert audits(rig)["failed"] == 1
+    assert len(used[-1]) == (2 if rate == 1 else 0)
+    rig.finish(*readers)
+    assert [r.finish for r in readers] == ["length"] * 3
+    rig.check_idle()
+
+
 def test_the_others_of_the_batch_go_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rig.wire.worker._chain.sample
 

@@ -264,7 +264,7 @@ def test_a_worker_whose_rounds_keep_timing_out_loses_its_leases_and_rests(
     parts: Parts, undisturbed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_members, "REST_S", 1000.0)
-    rig = build_pool_rig(parts, deadline_ms=60, heartbeat_ms=60_000)
+    rig = build_pool_rig(parts, deadline_ms=300, heartbeat_ms=60_000)
     readers = start(rig)
     end = silence(rig.wires[0])
     rig.turns(1)
@@ -302,15 +302,15 @@ def test_a_resting_worker_is_tried_again_with_growing_pauses(parts: Parts, monke
 def test_a_rested_worker_gets_a_request_and_is_healthy_again(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, undisturbed: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(pool_members, "REST_S", 0.3)
-    rig = build_pool_rig(parts, deadline_ms=60, heartbeat_ms=60_000)
+    monkeypatch.setattr(pool_members, "REST_S", 0.6)
+    rig = build_pool_rig(parts, deadline_ms=300, heartbeat_ms=60_000)
     readers = start(rig, 2)
     end = silence(rig.wires[0])
     rig.turns(2)
     end()
     assert rig.link_of(0).late_rounds == 2
     rig.finish(*readers)
-    time.sleep(0.35)
+    time.sleep(0.65)
     rig.turns(1)
     assert rig.states() == ["up", "up"]
     more = [rig.ask(prompt, max_tokens=TOKENS) for prompt in prompts(2)]
