@@ -13,6 +13,7 @@ from dspark_proto import (
     DrafterState,
     ErrorCode,
     Key,
+    LocalProtocolError,
     RemoteProtocolError,
     Scope,
     SlotState,
@@ -24,7 +25,9 @@ from dspark_proto import (
 from dspark_proto.drafter import DrafterConnection
 from dspark_proto.fuzzing import TRACED_BYTES_MAX, specimen_of
 from dspark_proto.fuzzing.encoding import Seal, assemble, header_forms, seal
-from dspark_proto.fuzzing.pair import Side, hello_parameters
+from dspark_proto.fuzzing.conversation import recorded
+from dspark_proto.fuzzing.pair import Pair as FuzzedPair
+from dspark_proto.fuzzing.pair import Side, Terms, hello_parameters
 from dspark_proto.limits import CONTROL_BYTES_MAX, GENERATION_MAX
 from dspark_proto.messages import Close, Completion, ErrorMessage, Open, Reset
 from dspark_proto.registry import Lane, SupportPolicy
@@ -94,3 +97,18 @@ def test_a_completion_with_any_status_ends_the_round(pair: Pair, code: ErrorCode
     assert isinstance(event, StepFailed)
     assert (event.code, event.needs_reset) == (code, True)
     assert pair.verifier.slot_state(0) is SlotState.DORMANT
+
+
+def test_a_hello_that_is_challenged_takes_the_place_of_one_that_waits_for_its_answer() -> None:
+    """The worker may not answer the older one any more; the fuzzer's caller did, and called it an escape."""
+    opening, _, proof = recorded(terms=Terms.SECRET)[:3]
+    pair = FuzzedPair(terms=Terms.SECRET)
+    pair.deliver(proof.to, proof.frame)
+    assert pair.drafter.state is DrafterState.HELLO_RECEIVED
+    pair.deliver(opening.to, opening.frame)
+    assert pair.drafter.state is DrafterState.CHALLENGED
+    with pytest.raises(LocalProtocolError):
+        pair.drafter.reject()
+    (challenge,) = pair.sent()
+    assert challenge.to is Side.VERIFIER
+    assert pair.drafter.state is DrafterState.CHALLENGED

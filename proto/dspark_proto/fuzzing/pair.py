@@ -38,6 +38,7 @@ from ..limits import NO_COMMIT
 from ..messages import StepItem
 from ..negotiation import HelloParameters
 from ..registry import Dtype, ErrorCode, Lane, SupportPolicy, WireVersion
+from ..states import DrafterState
 from ..verifier import ContextSend, VerifierConnection
 
 VERIFIER_EPOCH: Final = 100
@@ -209,6 +210,8 @@ class Pair:
         if not self.hello_waits:
             return
         self.hello_waits = False
+        if self.drafter.state is not DrafterState.HELLO_RECEIVED:
+            return  # a newer HELLO has taken its place, and was challenged
         try:
             frame = self.drafter.accept(self.now_ns)
         except LocalProtocolError as error:
