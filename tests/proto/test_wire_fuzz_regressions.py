@@ -24,8 +24,8 @@ from dspark_proto import (
 )
 from dspark_proto.drafter import DrafterConnection
 from dspark_proto.fuzzing import TRACED_BYTES_MAX, specimen_of
-from dspark_proto.fuzzing.encoding import Seal, assemble, header_forms, seal
 from dspark_proto.fuzzing.conversation import recorded
+from dspark_proto.fuzzing.encoding import Seal, assemble, header_forms, seal
 from dspark_proto.fuzzing.pair import Pair as FuzzedPair
 from dspark_proto.fuzzing.pair import Side, Terms, hello_parameters
 from dspark_proto.limits import CONTROL_BYTES_MAX, GENERATION_MAX
