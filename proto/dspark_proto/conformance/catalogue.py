@@ -20,10 +20,14 @@ from . import (
     cases_drafter_slots,
     cases_frame,
     cases_verifier_auth,
+    cases_verifier_commit,
+    cases_verifier_context,
     cases_verifier_dense,
     cases_verifier_hello,
     cases_verifier_link,
     cases_verifier_reply,
+    cases_verifier_step,
+    cases_verifier_traffic,
     cases_verifier_version,
 )
 from .record import Case, Family, Role
@@ -44,6 +48,10 @@ _MODULES = (
     cases_verifier_auth,
     cases_verifier_version,
     cases_verifier_link,
+    cases_verifier_context,
+    cases_verifier_commit,
+    cases_verifier_step,
+    cases_verifier_traffic,
 )
 
 

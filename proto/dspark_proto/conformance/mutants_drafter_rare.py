@@ -130,15 +130,16 @@ def _at_most_four(item: Any) -> int:
 
 
 class SmallBuffer(Shell):
-    """What arrives beyond a few frames in one turn is lost."""
+    """What arrives beyond ``room`` frames in one turn is lost."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], room: int = FRAMES_AT_ONCE) -> None:
         super().__init__(make(), self._counted)
+        self._room = room
         self._taken = 0
 
     def _counted(self, shell: Shell, raw: bytes) -> list[bytes]:
         self._taken += 1
-        return [raw] if self._taken <= FRAMES_AT_ONCE else []
+        return [raw] if self._taken <= self._room else []
 
     def expire(self, now_ns: int) -> list[bytes]:
         """See `PeerMachine`."""
