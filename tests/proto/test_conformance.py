@@ -72,8 +72,13 @@ def test_the_families_and_levels_are_all_there() -> None:
     families = Counter((case.family, case.role) for case in all_cases())
     for name in ("PFX", "HEL", "STP", "ROW", "CMT", "GEN", "TMO", "VER", "TRN"):
         assert {(name, Role.DRAFTER), (name, Role.VERIFIER)} <= set(families), name
-    others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("SEC", Role.DRAFTER)}
-    assert others | {("RNG", Role.DRAFTER), ("AUT", Role.DRAFTER), ("AUT", Role.VERIFIER)} <= set(families)
+    others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("TPR", Role.VERIFIER)}
+    assert others | {
+        ("SEC", Role.DRAFTER),
+        ("RNG", Role.DRAFTER),
+        ("AUT", Role.DRAFTER),
+        ("AUT", Role.VERIFIER),
+    } <= set(families)
     assert {case.level for case in all_cases()} >= {Level.MUST, Level.SHOULD}
     assert all(case.bug and case.title for case in all_cases())
 
@@ -152,6 +157,8 @@ PAIRS = (
     ("verifier-begins-again", "DSP2-TRN-105"),
     ("verifier-rounds-modulo-4", "DSP2-TRN-109"),
     ("verifier-pongs-only", "DSP2-TMO-106"),
+    ("verifier-each-commits", "DSP2-TPR-102"),
+    ("verifier-each-resets", "DSP2-TPR-103"),
     ("drafter-refused-credit", "DSP2-CTX-014"),
     ("drafter-junk-lives", "DSP2-TMO-006"),
     ("drafter-ends-all", "DSP2-TMO-011"),

@@ -129,6 +129,10 @@ class VerifierUnderTest(Remarks):
             raise TimedOut(f"{what} did not come")
         return raw
 
+    def peers(self) -> int:
+        """How many connections have spoken to the harness so far."""
+        return len(getattr(self.link, "peers", ()))
+
     def await_hello(self, timeout_ms: int = _HELLO_MS) -> Hello:
         """The testee's next HELLO; anything before it belongs to the connection that ended."""
         while True:

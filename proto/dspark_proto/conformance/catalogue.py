@@ -27,6 +27,7 @@ from . import (
     cases_verifier_dense,
     cases_verifier_hello,
     cases_verifier_link,
+    cases_verifier_ranks,
     cases_verifier_reply,
     cases_verifier_step,
     cases_verifier_traffic,
@@ -56,6 +57,7 @@ _MODULES = (
     cases_verifier_commit,
     cases_verifier_step,
     cases_verifier_traffic,
+    cases_verifier_ranks,
 )
 
 

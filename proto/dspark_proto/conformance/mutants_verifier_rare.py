@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 from ..checksums import body_checksum
+from ..digest import prefix_digest
 from ..events import ProposalReady, SlotFailed, StepFailed, StepTimedOut, VerifierEvent
 from ..frame import Frame, encode_frame
 from ..hello import Accept, Challenge, Hello, Reject
 from ..limits import AUTH_NONCE_BYTES, AUTH_PROOF_BYTES, NO_COMMIT, SLOT_NONE
-from ..messages import Completion, ErrorMessage, Pong, Reset, Row, Step, StepItem
+from ..messages import Commit, Completion, ErrorMessage, Pong, Reset, Row, Step, StepItem
 from ..prefix import Key
 from ..registry import Cause, ErrorCode, Scope
 from ..states import SlotState, VerifierState
@@ -28,6 +29,7 @@ from .mutants_drafter_rare import SmallBuffer
 from .reference_verifier import PROMPT, ReferenceVerifier
 
 E = ErrorCode
+_LATE_ROUND = 7
 _QUEUE = 100
 """What the mutant with a short queue takes in one turn."""
 
@@ -89,6 +91,8 @@ class _Odd(ReferenceVerifier):
         if self.kind == "refunds" and isinstance(event, SlotFailed | StepFailed):
             self.connection._rows_sent = max(0, self.connection._rows_sent - PROMPT)
         frames = super()._on(event, now_ns)
+        if self.kind == "each-resets" and frames and isinstance(event, StepTimedOut | SlotFailed):
+            frames.append(self.connection.reset(event.slot, Cause.ROUND_TIMED_OUT))
         if self.kind == "one-deadline" and isinstance(event, StepTimedOut):
             for session in [one for one in self._sessions if one.slot != event.slot]:
                 frames.append(self.connection.reset(session.slot, Cause.ROUND_TIMED_OUT))
@@ -375,6 +379,45 @@ class _PongsOnly(Shell):
         return frames
 
 
+# Ranks that speak for themselves, from the seventh round of a session on
+
+
+def _each_greets(shell: Shell, frame: Frame) -> list[bytes] | None:
+    step, hello = frame.message, shell.inner.connection._hello
+    assert isinstance(step, Step)
+    if step.items[0].round != _LATE_ROUND or shell.memory.get("greeted"):
+        return None
+    shell.memory["greeted"] = True
+    return [again(frame), bytes(encode_frame(replace(hello, epoch=hello.epoch + 1)))]
+
+
+def _each_asks(shell: Shell, frame: Frame) -> list[bytes] | None:
+    step = frame.message
+    assert isinstance(step, Step)
+    if any(item.round < _LATE_ROUND or item.depth < 2 for item in step.items):
+        return None
+    shorter = tuple(replace(item, depth=item.depth - 1) for item in step.items)
+    return [again(frame), again(frame, replace(step, items=shorter))]
+
+
+def _each_commits(shell: Shell, frame: Frame) -> list[bytes] | None:
+    """Commits go out as messages, one from each rank."""
+    step, last = frame.message, shell.memory.setdefault("last", {})
+    assert isinstance(step, Step)
+    commits, plain = [], []
+    for item in step.items:
+        before = last.get(item.slot)
+        last[item.slot] = item
+        late = item.round >= _LATE_ROUND and item.accepted_count != NO_COMMIT and before is not None
+        plain.append(replace(item, accepted_count=NO_COMMIT, commit_token=0) if late else item)
+        if late:
+            position = before.anchor_position + item.accepted_count + 1
+            tokens = shell.inner._session(item.slot).tokens[:position]
+            message = Commit(item.session, item.accepted_count, item.commit_token, position, prefix_digest(tokens))
+            commits += [bytes(encode_frame(message, _key(before)))] * 2
+    return [*commits, again(frame, replace(step, items=tuple(plain)))] if commits else None
+
+
 def _honest() -> ReferenceVerifier:
     return ReferenceVerifier(verifier_parameters(reference_facts()))
 
@@ -439,6 +482,10 @@ PLAIN: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("late-reject", "takes REJECT on a live connection", _heard(on(Reject, _late_reject))),
     ("late-challenge", "answers CHALLENGE on a live connection", _heard(on(Challenge, _late_challenge))),
     ("short-queue", f"loses frames beyond {_QUEUE} at once", partial(SmallBuffer, _honest, _QUEUE)),
+    ("each-greets", "says HELLO from each rank", _said(on(Step, _each_greets))),
+    ("each-asks", "asks for a round from each rank", _said(on(Step, _each_asks))),
+    ("each-commits", "commits a round from each rank", _said(on(Step, _each_commits))),
+    ("each-resets", "resets a generation from each rank", partial(_odd, "each-resets")),
     ("pongs-only", "takes nothing but PONG for life", _PongsOnly),
     ("hasty-silence", "gives a drafter up after one heartbeat and a half", partial(_odd, "hasty-silence")),
 )
