@@ -141,3 +141,13 @@ def after_restart(t: VerifierUnderTest) -> None:
         t.restart()
     t.connect()
     t.serves()
+
+
+@STP.case(112, "ERROR of scope ROUND ends the round before its deadline", "REQ-ERR-4", "waiting for what is over")
+def ends_at_once(t: VerifierUnderTest) -> None:
+    t.connect()
+    t.serves()
+    reply = t.honest(t.await_step())
+    t.send(*_error(reply, E.CONTEXT_GAP, Scope.ROUND, reply.key))
+    _expect(t.outcome(reply.item, t.step_ms * 7 // 10), Outcome.PASSED_OVER, *_ENDED)
+    t.serves()

@@ -305,6 +305,10 @@ def _frames_only(shell: Shell, error: ErrorMessage) -> dict[str, Any]:
     return {"scope": Scope.FRAME} if error.code is E.BAD_PADDING else {}
 
 
+def _overlooked(shell: Shell, error: ErrorMessage) -> dict[str, Any]:
+    return {"scope": Scope.FRAME} if error.scope is Scope.ROUND else {}
+
+
 def _whole_batch(shell: Shell, frame: Frame) -> list[bytes] | None:
     """ERROR about one round is for all that are under way."""
     error, flight = frame.message, _flight(shell)
@@ -472,6 +476,7 @@ PLAIN: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("errors-by-session", "matches ERROR for a free slot by session", _heard(_by_session(keyless=False))),
     ("errors-by-code", "goes by the code HELLO_REQUIRED, not by the scope", _heard(fields(ErrorMessage, _by_code))),
     ("errors-by-frame", "goes by the code BAD_PADDING, not by the scope", _heard(fields(ErrorMessage, _frames_only))),
+    ("errors-wait", "waits for the deadline of a round that ERROR ended", _heard(fields(ErrorMessage, _overlooked))),
     ("errors-batch", "takes ERROR about one round for all", _heard(on(ErrorMessage, _whole_batch))),
     ("one-deadline", "has one deadline for all slots", partial(_odd, "one-deadline")),
     ("half-deadline", "gives a round up after half its deadline", partial(_odd, "half-deadline")),
