@@ -345,6 +345,8 @@ class VerifierUnderTest(Remarks):
 
     def take_in(self, rows: int | None = None) -> int:
         """Use up ``rows`` of the context that has arrived, or all; returns the total of credit, which is not told."""
+        if self.left:
+            raise Unsupported("patience without credit")
         arrived = self.book._rows_received - self.book._rows_consumed
         self.book.context_consumed(arrived if rows is None else min(rows, arrived))
         return self.book._credit_limit()
@@ -368,6 +370,8 @@ class VerifierUnderTest(Remarks):
 
     def unbounded_credit(self) -> None:
         """From now on the books take any number of rows; the total that they tell is 2^40."""
+        if self.left:
+            raise Unsupported("patience without credit")
         self.book._rows_consumed = 2**40 - self.book._terms().context_credit_rows
 
     def waiting(self) -> list[StepItem]:
