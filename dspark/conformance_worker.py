@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from dspark_proto import HelloParameters
+from dspark_proto import HelloParameters, WireVersion
 from dspark_proto.conformance import Facts, InProcess, Peer, Role, ServedDrafter, Testee
 from dspark_proto.conformance.facts import REFERENCE_SECRET
 from dspark_proto.transports import PeerFrame
@@ -77,6 +77,7 @@ class _Tiny:
             max_depth=self.depth,
             max_in_flight=4,
             dense_rows=True,
+            versions=(WireVersion.V2_0, WireVersion.V1_0),
             authentication=facts.authentication,
         )
         return WorkerMachine(worker_class(self.network, self.draft_ids, parameters, slots=4, length=512))
@@ -96,7 +97,7 @@ def _tiny() -> _Tiny:
         source, checkpoint = open_target(str(target)), DrafterCheckpoint(drafter)
         network = checkpoint.network(load_embedding(source), max_positions=512)
         identity = compatibility(source, source.tokenizer(), drafter, checkpoint.config)
-    return _Tiny(network, checkpoint.draft_ids, Facts(identity), checkpoint.config.block_size)
+    return _Tiny(network, checkpoint.draft_ids, Facts(identity, version_1=True), checkpoint.config.block_size)
 
 
 def worker_peers(worker_class: Callable[..., WorkerLike]) -> tuple[Peer, ...]:

@@ -39,9 +39,7 @@ def decode_canonical(control: Buffer, where: str = "control") -> list[Value]:
     Raises :class:`RemoteProtocolError` NONCANONICAL for anything but the one legal encoding.
     """
     try:
-        values = msgpack.unpackb(
-            control, use_list=True, max_array_len=ARRAY_LENGTH_MAX, max_map_len=0, max_ext_len=0
-        )
+        values = msgpack.unpackb(control, use_list=True, max_array_len=ARRAY_LENGTH_MAX, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise RemoteProtocolError(ErrorCode.NONCANONICAL, where) from error
     if type(values) is not list or not _in_profile(values, CONTROL_DEPTH_MAX):

@@ -74,9 +74,7 @@ class DrafterConnection(DrafterInbox):
             found, mismatch = self._refusal
             reason, field, ours, theirs = code or found, mismatch.field, mismatch.local, mismatch.peer
         self._move("reject")
-        return encode_frame(
-            Reject(self.parameters.epoch, hello.epoch, hello.serial, reason, field, ours, theirs)
-        )
+        return encode_frame(Reject(self.parameters.epoch, hello.epoch, hello.serial, reason, field, ours, theirs))
 
     def _pending_hello(self) -> Hello:
         hello = self._hello

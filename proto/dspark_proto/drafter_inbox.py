@@ -189,9 +189,7 @@ class DrafterInbox(DrafterSessions):
     def _move(self, action: str) -> None:
         following = DRAFTER_CONNECTION[self.state].get(action)
         if following is None:
-            raise LocalProtocolError(
-                ErrorCode.UNEXPECTED_MESSAGE, action, f"the connection is {self.state.value}"
-            )
+            raise LocalProtocolError(ErrorCode.UNEXPECTED_MESSAGE, action, f"the connection is {self.state.value}")
         self.state = following
 
     _HANDLERS: ClassVar[

@@ -51,9 +51,7 @@ _SILENT: Final = frozenset(
 )
 """Dropped and counted without an ERROR: the sender has moved on, or has been told already."""
 
-_NEW_GENERATION: Final = frozenset(
-    {MessageType.OPEN, MessageType.RESET, MessageType.CANCEL, MessageType.CLOSE}
-)
+_NEW_GENERATION: Final = frozenset({MessageType.OPEN, MessageType.RESET, MessageType.CANCEL, MessageType.CLOSE})
 """Messages whose prefix carries a generation above the slot's; the others carry the current one."""
 
 
@@ -103,9 +101,7 @@ class DrafterSessions(Peer):
     def _credit_limit(self) -> int:
         return self._terms().context_credit_rows + self._rows_consumed
 
-    def _on_open(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_open(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Open)
         terms = self._terms()
         require(self.state is not DrafterState.DRAINING, ErrorCode.DRAINING, "OPEN")
@@ -135,9 +131,7 @@ class DrafterSessions(Peer):
             )
         ]
 
-    def _on_context(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_context(self, slot: DrafterSlot, prefix: Prefix, message: Message, view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Context)
         try:
             return self._take_context(slot, prefix, message, view)
@@ -156,9 +150,7 @@ class DrafterSessions(Peer):
         require(message.rows <= credit, ErrorCode.CREDIT_EXCEEDED, "CONTEXT.rows")
         with_tokens = len(message.bodies) == 2
         shapes = self._context_shapes(message.rows, with_tokens)
-        require(
-            tuple(one.shape for one in message.bodies) == shapes, ErrorCode.BAD_DESCRIPTOR, "CONTEXT.bodies"
-        )
+        require(tuple(one.shape for one in message.bodies) == shapes, ErrorCode.BAD_DESCRIPTOR, "CONTEXT.bodies")
         bodies = checked_bodies(prefix, message, view)
         token_ids = bodies[1] if with_tokens else None
         slot.digest = _extended(slot.digest, token_ids)
@@ -177,9 +169,7 @@ class DrafterSessions(Peer):
             )
         ]
 
-    def _context_shapes(
-        self, rows: int, with_tokens: bool
-    ) -> tuple[tuple[BodyKind, Dtype, int, int, int], ...]:
+    def _context_shapes(self, rows: int, with_tokens: bool) -> tuple[tuple[BodyKind, Dtype, int, int, int], ...]:
         taps = self._tap_shape(rows)
         return (taps, (BodyKind.TOKENS, Dtype.INT32, rows, 1, rows * _TOKEN.size)) if with_tokens else (taps,)
 
@@ -188,9 +178,7 @@ class DrafterSessions(Peer):
         entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
         return BodyKind.TAPS, terms.tap_dtype, rows, entries, rows * terms.tap_row_bytes
 
-    def _on_commit(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_commit(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Commit)
         check_owner(slot, message.session, prefix.generation, "COMMIT")
         last = slot.item
@@ -229,27 +217,21 @@ class DrafterSessions(Peer):
         if slot.digest is not None and prefix_digest(tokens, slot.digest) != digest:
             raise RemoteProtocolError(ErrorCode.DIGEST_MISMATCH, where)
 
-    def _on_reset(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_reset(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Reset)
         check_session(slot, message.session, "RESET")
         slot.move("reset", "RESET")
         _begin(slot, prefix.generation, message.context_start, message.start_digest)
         return [SlotReset(slot.index, slot.session, slot.generation, message.cause, message.context_start)]
 
-    def _on_cancel(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_cancel(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Cancel)
         check_session(slot, message.session, "CANCEL")
         slot.move("cancel", "CANCEL")
         _begin(slot, prefix.generation, 0, b"")
         return [SlotCancelled(slot.index, slot.session, slot.generation, message.cause)]
 
-    def _on_close(
-        self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview
-    ) -> list[DrafterEvent]:
+    def _on_close(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Close)
         check_session(slot, message.session, "CLOSE")
         slot.move("close", "CLOSE")
@@ -274,9 +256,7 @@ class DrafterSessions(Peer):
                 arrived.append(taken)
         return [StepArrived(tuple(arrived))] if arrived else []
 
-    def _take_or_refuse(
-        self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None
-    ) -> StepItem | None:
+    def _take_or_refuse(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
         try:
             return self._take_item(item, body)
         except ProtocolError as error:

@@ -216,9 +216,7 @@ class Record:
         """
         layout = cls.LAYOUT
         if not isinstance(values, list) or len(values) != len(layout):
-            raise LocalProtocolError(
-                ErrorCode.BAD_FIELD, cls.NAME, f"must be an array of {len(layout)} fields"
-            )
+            raise LocalProtocolError(ErrorCode.BAD_FIELD, cls.NAME, f"must be an array of {len(layout)} fields")
         build = cast("Callable[..., Self]", cls)
         return build(*[field.decode(value) for field, value in zip(layout, values, strict=True)])
 
@@ -234,9 +232,7 @@ def compiled(record: type[R]) -> type[R]:
     return record
 
 
-def table_of(
-    record: type, layout: tuple[Field, ...], defaults: tuple[tuple[str, object], ...] = ()
-) -> Table | None:
+def table_of(record: type, layout: tuple[Field, ...], defaults: tuple[tuple[str, object], ...] = ()) -> Table | None:
     """The compiled codec's table of a class with these slots; None without the codec, or when it lacks a kind."""
     plans = tuple(plan for field in layout if (plan := field.plan()) is not None)
     if codec is None or len(plans) < len(layout):

@@ -73,9 +73,7 @@ def encode_frame(message: Message, key: Key = NO_KEY, bodies: Sequence[Buffer] =
     return out
 
 
-def encode_frame_into(
-    out: memoryview, message: Message, key: Key = NO_KEY, bodies: Sequence[Buffer] = ()
-) -> int:
+def encode_frame_into(out: memoryview, message: Message, key: Key = NO_KEY, bodies: Sequence[Buffer] = ()) -> int:
     """Write a frame into the writable ``out`` and return its length.
 
     Raises :class:`LocalProtocolError` WRONG_SIZE when ``out`` is too small or a body differs from its
@@ -108,9 +106,7 @@ def _body_sizes(message: Message, bodies: Sequence[Buffer]) -> list[int]:
         return []
     sizes = [body.body_bytes for body in described]
     if sizes != [len(body) for body in bodies]:
-        raise LocalProtocolError(
-            ErrorCode.WRONG_SIZE, f"{message.NAME}.bodies", "bodies differ from descriptors"
-        )
+        raise LocalProtocolError(ErrorCode.WRONG_SIZE, f"{message.NAME}.bodies", "bodies differ from descriptors")
     if sum(map(aligned, sizes)) > BODY_BYTES_MAX:
         raise LocalProtocolError(ErrorCode.LIMIT_EXCEEDED, f"{message.NAME}.bodies", "send fewer rows")
     return sizes
@@ -189,10 +185,7 @@ def decode_control_plainly(prefix: Prefix, view: memoryview) -> Message:
 
 def _check_descriptors(prefix: Prefix, message: Message) -> None:
     bodies = descriptors_of(message)
-    if (
-        len(bodies) != prefix.body_count
-        or sum(aligned(body.body_bytes) for body in bodies) != prefix.body_bytes
-    ):
+    if len(bodies) != prefix.body_count or sum(aligned(body.body_bytes) for body in bodies) != prefix.body_bytes:
         raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, f"{message.NAME}.bodies")
 
 

@@ -188,9 +188,7 @@ def check_commit(slot: Slot, accepted_count: int, token: int, following: StepIte
     where = "COMMIT" if following is None else "STEP"
     last = slot.item
     if last is None or not slot.replied or slot.committed:
-        raise LocalProtocolError(
-            ErrorCode.COMMIT_MISMATCH, f"{where}.accepted_count", "no round awaits a commit"
-        )
+        raise LocalProtocolError(ErrorCode.COMMIT_MISMATCH, f"{where}.accepted_count", "no round awaits a commit")
     if accepted_count > last.depth:
         raise LocalProtocolError(ErrorCode.COMMIT_MISMATCH, f"{where}.accepted_count", "more than the depth")
     if following is not None:

@@ -217,9 +217,7 @@ class VerifierConnection(VerifierInbox):
     def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
         return slot.state is SlotState.AWAITING and slot.is_retry(item, body.checksum if body else b"")
 
-    def _start_round(
-        self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int
-    ) -> None:
+    def _start_round(self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int) -> None:
         slot.start_round(item, body.checksum if body else b"")
         slot.lease = self._pool().take(slot.key, self._layout(item.depth, slot.support))
         slot.rows_received = 0
@@ -242,9 +240,7 @@ class VerifierConnection(VerifierInbox):
         target.committed = True
         return encode_frame(message, target.key)
 
-    def reset(
-        self, slot: int, cause: Cause, context_start: int = 0, start_digest: bytes = EMPTY_DIGEST
-    ) -> memoryview:
+    def reset(self, slot: int, cause: Cause, context_start: int = 0, start_digest: bytes = EMPTY_DIGEST) -> memoryview:
         """Start a new generation of the slot's session with an empty context at ``context_start``."""
         self._active()
         target = self._slot(slot)
@@ -259,9 +255,7 @@ class VerifierConnection(VerifierInbox):
         check_session(target, target.session, "CANCEL")
         return self._renew(target, Cancel(target.session, cause), "cancel", 0)
 
-    def _renew(
-        self, slot: VerifierSlot, message: Reset | Cancel, action: str, context_start: int
-    ) -> memoryview:
+    def _renew(self, slot: VerifierSlot, message: Reset | Cancel, action: str, context_start: int) -> memoryview:
         generation = slot.next_generation()
         slot.move(action, message.NAME)
         slot.begin(generation, context_start)

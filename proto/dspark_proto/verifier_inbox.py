@@ -112,9 +112,7 @@ class VerifierInbox(Peer):
             return self._check_handshake(now_ns)
         if self.state not in (VerifierState.ACTIVE, VerifierState.DRAINING):
             return []
-        overdue = [
-            slot for slot in self._slots if slot.state is SlotState.AWAITING and slot.deadline_ns <= now_ns
-        ]
+        overdue = [slot for slot in self._slots if slot.state is SlotState.AWAITING and slot.deadline_ns <= now_ns]
         events: list[VerifierEvent] = [self._time_out(slot) for slot in overdue]
         return events + self._check_liveness(now_ns)
 
@@ -250,18 +248,14 @@ class VerifierInbox(Peer):
         answers = slot.state is SlotState.AWAITING and slot.round == prefix.round
         if not answers and prefix.type is not MessageType.ERROR:
             resolved = prefix.round == slot.round
-            raise RemoteProtocolError(
-                ErrorCode.DUPLICATE if resolved else ErrorCode.STALE_ROUND, "prefix.round"
-            )
+            raise RemoteProtocolError(ErrorCode.DUPLICATE if resolved else ErrorCode.STALE_ROUND, "prefix.round")
         return slot
 
     @staticmethod
     def _answers(slot: VerifierSlot, prefix: Prefix) -> bool:
         return slot.state is SlotState.AWAITING and slot.round == prefix.round
 
-    def _on_row(
-        self, slot: VerifierSlot, prefix: Prefix, message: Message, view: memoryview
-    ) -> list[VerifierEvent]:
+    def _on_row(self, slot: VerifierSlot, prefix: Prefix, message: Message, view: memoryview) -> list[VerifierEvent]:
         assert isinstance(message, Row)
         self._check_reply_owner(slot, message.session, message.epoch)
         stage_rows(slot, prefix, message, view)

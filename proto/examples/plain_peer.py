@@ -140,6 +140,7 @@ class Peer:
                 return self.step(key, frame, *control)
             if slot is None:
                 return self.answer(name, control)
+            self.rows += control[2] if name == "CONTEXT" else 0  # a refusal does not cost the verifier its credit
             self.own(slot, control[0], awake=name in ("CONTEXT", "COMMIT"), free=name == "OPEN")
             return getattr(self, name.lower())(slot, key, frame, *control) or []
         except Refused as refusal:
@@ -255,7 +256,7 @@ class Peer:
         _taps, *token_ids = self.bodies(frame, described, shapes)
         known = bool(token_ids) and slot.digest is not None
         slot.digest = extend(slot.digest, struct.unpack(f"<{rows}I", token_ids[0])) if known else None
-        slot.known, slot.end, self.rows = [], slot.end + rows, self.rows + rows
+        slot.known, slot.end = [], slot.end + rows
         return [self.pong(0)] if (self.credit + self.rows - self.announced) * 4 >= self.credit else []
 
     def tap_shape(self, rows):

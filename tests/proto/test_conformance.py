@@ -72,8 +72,13 @@ def test_the_families_and_levels_are_all_there() -> None:
     families = Counter((case.family, case.role) for case in all_cases())
     for name in ("PFX", "HEL", "STP", "ROW", "CMT", "GEN", "TMO", "VER", "TRN"):
         assert {(name, Role.DRAFTER), (name, Role.VERIFIER)} <= set(families), name
-    others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("SEC", Role.DRAFTER)}
-    assert others | {("RNG", Role.DRAFTER), ("AUT", Role.DRAFTER), ("AUT", Role.VERIFIER)} <= set(families)
+    others = {("CAN", Role.CODEC), ("BUF", Role.VERIFIER), ("CMP", Role.VERIFIER), ("TPR", Role.VERIFIER)}
+    assert others | {
+        ("SEC", Role.DRAFTER),
+        ("RNG", Role.DRAFTER),
+        ("AUT", Role.DRAFTER),
+        ("AUT", Role.VERIFIER),
+    } <= set(families)
     assert {case.level for case in all_cases()} >= {Level.MUST, Level.SHOULD}
     assert all(case.bug and case.title for case in all_cases())
 
@@ -143,6 +148,25 @@ PAIRS = (
     ("verifier-v1-eager", "DSP2-VER-119"),
     ("verifier-v1-sampled", "DSP2-VER-111"),
     ("verifier-dense-in-one", "DSP2-ROW-401"),
+    ("verifier-refunds", "DSP2-CTX-104"),
+    ("verifier-credit-early", "DSP2-CTX-110"),
+    ("verifier-completes", "DSP2-CMT-103"),
+    ("verifier-last-wins", "DSP2-CMT-111"),
+    ("verifier-errors-by-session", "DSP2-STP-107"),
+    ("verifier-one-deadline", "DSP2-STP-109"),
+    ("verifier-begins-again", "DSP2-TRN-105"),
+    ("verifier-rounds-modulo-4", "DSP2-TRN-109"),
+    ("verifier-pongs-only", "DSP2-TMO-106"),
+    ("verifier-each-commits", "DSP2-TPR-102"),
+    ("verifier-each-resets", "DSP2-TPR-103"),
+    ("drafter-refused-credit", "DSP2-CTX-014"),
+    ("drafter-junk-lives", "DSP2-TMO-006"),
+    ("drafter-ends-all", "DSP2-TMO-011"),
+    ("drafter-offered-interval", "DSP2-TMO-013"),
+    ("drafter-v1-by-compat", "DSP2-VER-015"),
+    ("drafter-v1-redraws", "DSP2-VER-017"),
+    ("drafter-v1-for-ever", "DSP2-VER-021"),
+    ("drafter-one-version", "DSP2-VER-023"),
     ("drafter-dense-sum", "DSP2-ROW-020"),
     ("drafter-dense-named", "DSP2-ROW-025"),
     ("drafter-dense-unasked", "DSP2-OPN-020"),
@@ -163,6 +187,21 @@ def test_a_case_is_vouched_for_by_a_specific_mutant_only() -> None:
     found = run_selftest([case], [dead, specific])
     assert (found.idle, found.survivors) == ((), ())
     assert found.holds
+
+
+def test_a_drafter_is_judged_by_the_versions_that_it_says_it_speaks() -> None:
+    new = replace(reference_facts(), version_1=False)
+    old = [case for case in select(Role.DRAFTER, ["VER"]) if 10 <= int(case.id[-3:]) < 25]
+    testee = InProcess(Role.DRAFTER, new, reference_factory(Role.DRAFTER, new))
+    assert {run_case(testee, case).behaviour for case in old} == {Behaviour.UNSUPPORTED}
+    assert run_case(testee, CASES["DSP2-VER-001"]).good
+    silent = InProcess(Role.DRAFTER, new, reference_factory(Role.DRAFTER, reference_facts()))
+    result = run_case(silent, CASES["DSP2-VER-001"])
+    assert (result.closure, result.expected, result.actual) == (
+        Closure.WRONG_CODE,
+        "REJECT BAD_VERSION",
+        "REJECT INCOMPATIBLE",
+    )
 
 
 def test_a_testee_without_a_secret_is_not_judged_by_the_cases_of_it() -> None:

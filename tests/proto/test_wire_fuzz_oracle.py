@@ -40,7 +40,7 @@ from dspark_proto.fuzzing import (
 from dspark_proto.fuzzing import trial as trial_module
 from dspark_proto.fuzzing.conversation import BYSTANDER, OTHER_SESSION, Stage, expected_at
 from dspark_proto.fuzzing.encoding import Seal, header_forms, scan, seal, uint_forms
-from dspark_proto.fuzzing.mutator import ANY_FRAME, WITH_BODIES, WITH_CONTROL, Mutation
+from dspark_proto.fuzzing.mutator import ANY_FRAME, UNCHANGED, WITH_BODIES, WITH_CONTROL, Mutant, Mutation
 from dspark_proto.fuzzing.pair import SESSION, Terms
 from dspark_proto.fuzzing.specimens import Specimen, golden
 
@@ -462,6 +462,21 @@ def test_a_campaign_over_every_stage_finds_nothing() -> None:
     assert campaign.tally.peak_traced_bytes > 0
     assert 0.7 * campaign.tally.frames < campaign.tally.mutated < 0.95 * campaign.tally.frames
     assert {code.counter for code in ErrorCode if code < ErrorCode.HELLO_REQUIRED} <= set(campaign.tally.by_code)
+
+
+def test_frames_that_were_left_as_they_are_do_not_count_as_mutated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unchanged(mutator: Mutator, specimen: Specimen) -> Mutant:
+        return Mutant((specimen.frame,), UNCHANGED, Seal.FULL)
+
+    monkeypatch.setattr(Mutator, "mutant", unchanged)
+    campaign = Campaign(2)
+    for batch in range(20):
+        campaign.run(batch)
+    tally = campaign.tally
+    assert tally.mutated == 0
+    assert tally.by_mutation["link_bent"] > 0
+    assert tally.by_mutation[UNCHANGED] > 100
+    assert tally.accepted > 0
 
 
 def test_findings_of_one_kind_are_counted_and_kept_once() -> None:

@@ -42,7 +42,7 @@ from dspark_proto import (
     decode_frame,
     encode_frame,
 )
-from dspark_proto.messages import Commit, Ping, Pong
+from dspark_proto.messages import Commit, Context, Ping, Pong
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,7 @@ def test_commit_faults(pair: Pair, changes: dict[str, Any], round_: int, code: E
 
 def test_cancel_leaves_the_slot_dormant_until_reset(pair: Pair) -> None:
     (item,) = pair.step(pair.item(1))
-    assert pair.up(pair.verifier.cancel(0, Cause.CLIENT_GONE)) == [
-        SlotCancelled(0, SESSION, 2, Cause.CLIENT_GONE)
-    ]
+    assert pair.up(pair.verifier.cancel(0, Cause.CLIENT_GONE)) == [SlotCancelled(0, SESSION, 2, Cause.CLIENT_GONE)]
     assert pair.drafter.reply(item, **reply_arrays()) == []
     assert pair.drafter.counters["stale_generation"] == 1
     with pytest.raises(LocalProtocolError):
@@ -256,6 +254,26 @@ def test_more_context_than_credit_is_refused(pair: Pair) -> None:
     greedy.open(0)
     assert greedy.up(*pair.verifier.context(0, 0, 3, taps(3)).frames) == []
     assert greedy.drafter.counters["credit_exceeded"] == 1
+
+
+@pytest.mark.parametrize("fault", ["a gap", "a damaged body", "another session"])
+def test_credit_of_refused_context_comes_back(fault: str) -> None:
+    """The verifier has counted the rows: without them its window would be smaller for ever."""
+    pair = connect(parameters(1, context_credit_rows=8))
+    pair.open(0)
+    sent = pair.verifier.context(0, 0, 8, taps(8)).frames[0]
+    frame = decode_frame(sent)
+    message: Any = frame.message
+    assert isinstance(message, Context)
+    changed = {"a gap": {"first_position": 3}, "another session": {"session": SESSION + 1}}.get(fault, {})
+    refused = bytearray(encode_frame(replace(message, **changed), frame.prefix.key, frame.bodies))
+    refused[-9] ^= fault == "a damaged body"
+    assert pair.up(refused) == []
+    codes = {"a gap": "context_gap", "a damaged body": "bad_body_checksum", "another session": "wrong_session"}
+    assert pair.drafter.counters[codes[fault]] == 1
+    pair.up(encode_frame(Ping(1, 9)))
+    pongs = [decode_frame(one).message for one in pair.drafter.frames_to_send()]
+    assert [one.credit_limit for one in pongs if isinstance(one, Pong)] == [16]
 
 
 def test_heartbeat_pings_and_load(pair: Pair) -> None:

@@ -59,12 +59,13 @@ def test_the_link_passes_over_a_real_transport() -> None:
     ]
 
 
-def test_what_takes_minutes_is_left_to_the_run_in_process() -> None:
+def test_what_takes_minutes_or_exact_times_is_left_to_the_run_in_process() -> None:
     (peer, _) = verifier_peers(PARTS)
     everything = peer.cases(harness.all_cases(), "inproc")
     over = peer.cases(harness.all_cases(), "tcp")
     left_out = {case.id for case in everything} - {case.id for case in over}
-    assert left_out == {"DSP2-BUF-102", "DSP2-BUF-103", "DSP2-BUF-105", "DSP2-HEL-137", "DSP2-TMO-104"}
+    losses = {"DSP2-BUF-102", "DSP2-BUF-103", "DSP2-BUF-105"}
+    assert left_out == losses | {"DSP2-HEL-137", "DSP2-TMO-104", "DSP2-TMO-107"}
 
 
 # Planted bugs: the cases must be able to fail on the real link.

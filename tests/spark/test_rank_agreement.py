@@ -158,6 +158,19 @@ def test_the_copy_that_a_plan_was_compared_with_is_not_replaced() -> None:
     assert group.followers[1].counters["stale_copy"] == 3
 
 
+def test_the_copy_of_a_new_session_replaces_that_of_the_old_one_in_its_slot() -> None:
+    group = Group()
+    group.pump(group.leader.share(COPY))
+    fresh = replace(COPY, session=COPY.session + 1, round=COPY.round - 3)
+    group.pump(group.leader.share(fresh))
+    assert group.followers[1].copies == {0: fresh}
+    group.followers[1].receive(replace(COPY, round=COPY.round + 5), 0)
+    assert group.followers[1].copies == {0: fresh}
+    assert group.followers[1].counters == {"stale_copy": 1}
+    group.plan(DRAFTED._replace(session=fresh.session, round=fresh.round, proposal=fresh.digest))
+    assert group.agreed[0][0].depth == 2
+
+
 def test_a_veto_cannot_be_overruled() -> None:
     group = Group()
     group.plan(DRAFTED)

@@ -34,7 +34,7 @@ from ..limits import NO_COMMIT
 from ..messages import Completion, ErrorMessage, Message, Ping, Pong, Row, StepItem
 from ..negotiation import HelloParameters, accept_message, common_version, compatibility_of, negotiate
 from ..prefix import NO_KEY, Key
-from ..registry import ErrorCode, Scope, SupportPolicy, WireVersion
+from ..registry import ErrorCode, MessageType, Scope, SupportPolicy, WireVersion
 from .clock import NS_PER_MS, VirtualClock
 from .drafted_rows import TOTAL, DraftedRow, pack
 from .facts import Facts
@@ -46,6 +46,10 @@ _EPOCHS = count(0x99AABBCCDDEEFF00, 0x10000)
 FAST_MS = 300
 REAL_MS = 2000
 """Step deadlines on virtual and on real time: soon, and not too soon for a busy machine."""
+QUIET_MS = 100
+"""After that long without a frame the verifier has said what it had to say."""
+BESIDE_MS = 20
+"""How far apart the STEPs of two slots come."""
 _HELLO_MS = 15_000
 _ATTEMPTS = 4
 _TOLERATED = frozenset({ErrorCode.DUPLICATE, ErrorCode.HELLO_REQUIRED})
@@ -99,6 +103,7 @@ class VerifierUnderTest(Remarks):
         self.hello: Hello | None = None
         self.hello_frame = b""
         self.grants_credit = True
+        self.answers_pings = True
         self.log: list[Frame] = []
         self._book: DrafterConnection | None = None
         self._steps: list[StepItem] = []
@@ -123,6 +128,10 @@ class VerifierUnderTest(Remarks):
         if raw is None:
             raise TimedOut(f"{what} did not come")
         return raw
+
+    def peers(self) -> int:
+        """How many connections have spoken to the harness so far."""
+        return len(getattr(self.link, "peers", ()))
 
     def await_hello(self, timeout_ms: int = _HELLO_MS) -> Hello:
         """The testee's next HELLO; anything before it belongs to the connection that ended."""
@@ -213,6 +222,8 @@ class VerifierUnderTest(Remarks):
             for event in events:
                 self._on(event)
         outgoing = self.book.frames_to_send()
+        if not self.answers_pings:
+            outgoing = [one for one in outgoing if one[6] != MessageType.PONG]
         if outgoing:
             self.send(*outgoing)
         self.log.append(frame)
@@ -250,10 +261,10 @@ class VerifierUnderTest(Remarks):
                 self._resolve(event.slot, Outcome.COMMITTED)
             case SlotReset() | SlotCancelled():
                 self._resolve(event.slot, Outcome.NEW_GENERATION)
-                self._drop_steps(event.slot)
+                self.drop_steps(event.slot)
             case SlotClosed():
                 self._resolve(event.slot, Outcome.CLOSED)
-                self._drop_steps(event.slot)
+                self.drop_steps(event.slot)
             case SlotOpened():
                 pass
 
@@ -262,7 +273,8 @@ class VerifierUnderTest(Remarks):
         if key is not None:
             self._outcomes[key] = outcome
 
-    def _drop_steps(self, slot: int) -> None:
+    def drop_steps(self, slot: int) -> None:
+        """Items of ``slot`` that have not been answered will not be."""
         self._steps = [item for item in self._steps if item.slot != slot]
 
     def until(self, timeout_ms: int | None, what: str) -> Iterator[None]:
@@ -288,6 +300,18 @@ class VerifierUnderTest(Remarks):
             self.pump(what="a STEP")
         raise AssertionError("the loop ends by a result or by TimedOut")
 
+    def two_steps(self) -> tuple[StepItem, StepItem]:
+        """Rounds of two slots that have not been answered. Skips the case on a verifier that has one at a time."""
+        for _ in range(_ATTEMPTS):
+            first = self.await_step()
+            self.drain_frames(BESIDE_MS)
+            second = next((item for item in self._steps if item.slot != first.slot), None)
+            if second is not None:
+                self._steps.remove(second)
+                return first, second
+            self.answer(first)
+        raise Unsupported("rounds of two slots at a time")
+
     def drain_frames(self, quiet_ms: int) -> None:
         """Take frames until none but heartbeats comes for ``quiet_ms``."""
         clock = self.link.clock
@@ -309,11 +333,46 @@ class VerifierUnderTest(Remarks):
         except TimedOut:
             return
 
+    @property
+    def rows_sent(self) -> int:
+        """CONTEXT rows of the connection."""
+        return self.book._rows_received
+
     def grant(self) -> None:
         """Use up the context that has arrived, which grants credit."""
-        rows = self.book._rows_received - self.book._rows_consumed
-        self.book.context_consumed(rows)
+        self.take_in()
         self.send(*self.book.frames_to_send())
+
+    def take_in(self, rows: int | None = None) -> int:
+        """Use up ``rows`` of the context that has arrived, or all; returns the total of credit, which is not told."""
+        if self.left:
+            raise Unsupported("patience without credit")
+        arrived = self.book._rows_received - self.book._rows_consumed
+        self.book.context_consumed(arrived if rows is None else min(rows, arrived))
+        return self.book._credit_limit()
+
+    def starve(self, rows: int) -> None:
+        """Connect with a credit of ``rows``, grant no more, and let the verifier use it up."""
+        self.grants_credit = False
+        self.connect(context_credit_rows=rows)
+        self.await_context()
+
+    def await_context(self) -> None:
+        """Take frames until the verifier has sent what context it can."""
+        try:
+            for _ in self.until(None, "CONTEXT"):
+                if self.rows_sent:
+                    break
+                self.pump(what="CONTEXT")
+        except TimedOut:
+            return
+        self.drain_frames(QUIET_MS)
+
+    def unbounded_credit(self) -> None:
+        """From now on the books take any number of rows; the total that they tell is 2^40."""
+        if self.left:
+            raise Unsupported("patience without credit")
+        self.book._rows_consumed = 2**40 - self.book._terms().context_credit_rows
 
     def waiting(self) -> list[StepItem]:
         """Items that have not been answered."""

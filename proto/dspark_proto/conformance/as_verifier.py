@@ -40,7 +40,18 @@ from ..messages import (
 )
 from ..negotiation import HelloParameters, hello_message
 from ..prefix import NO_KEY, Key
-from ..registry import DTYPE_BYTES, BodyKind, Cause, Checksum, Dtype, ErrorCode, Lane, Scope, SupportPolicy
+from ..registry import (
+    DTYPE_BYTES,
+    BodyKind,
+    Cause,
+    Checksum,
+    Dtype,
+    ErrorCode,
+    Lane,
+    Scope,
+    SupportPolicy,
+    WireVersion,
+)
 from .clock import NS_PER_MS
 from .facts import Facts
 from .judging import Reply, SlotBook, judged, same, shown
@@ -174,7 +185,10 @@ class DrafterUnderTest(Remarks):
 
     def hello(self, **changes: Any) -> Accept:
         """Connect."""
-        hello = self.offer(**changes)
+        return self.greet(self.offer(**changes))
+
+    def greet(self, hello: Hello) -> Accept:
+        """Connect with this HELLO."""
         answer = self.answer_to(hello)
         if not isinstance(answer, Accept):
             raise Unmet("ACCEPT", f"REJECT {answer.code.name} for {answer.field or 'no field'}")
@@ -212,13 +226,15 @@ class DrafterUnderTest(Remarks):
         """An OPEN in the ratio lane with a fresh session and generation."""
         self._generation += 1
         self._sessions += 1
-        lanes = self.facts.compatibility.lanes
+        tokens_only = self.terms.wire_version == WireVersion.V1_0
+        lanes = 1 << (Lane.GREEDY - 1) if tokens_only else self.facts.compatibility.lanes
         lane = changes.pop("lane", None) or next(lane for lane in Lane if lanes & 1 << (lane - 1))
+        most = SupportPolicy.K1 if tokens_only else self.terms.max_support
         values: dict[str, Any] = {
             "session": self._sessions,
             "seed": 2**64 - 5,
             "draft_temperature_micro": 1_000_000 if lane is Lane.RATIO else 0,
-            "support": max(policy for policy in SupportPolicy if 0 < policy <= self.terms.max_support),
+            "support": max(policy for policy in SupportPolicy if 0 < policy <= most),
             "lane": lane,
             "choice": 0,
             "context_start": 0,

@@ -16,7 +16,7 @@ from ..messages import Row
 from ..registry import Representation
 from ..rows import ReplyLayout
 from .as_drafter import HonestReply
-from .drafted_rows import TOTAL
+from .drafted_rows import TOTAL, one_hot, pack
 
 _INT, _WORD, _FLOAT = Struct("<i"), Struct("<I"), Struct("<f")
 _SPAN = 16
@@ -93,6 +93,18 @@ def opened(reply: HonestReply, vocab_size: int) -> Block:
     """The block of an honest reply."""
     layout = layout_of(reply.row, vocab_size)
     return Block(bytearray(b"".join(reply.bodies)), layout, vocab_size)
+
+
+def redrawn(reply: HonestReply, token: int, vocab_size: int) -> tuple[bytes, bytes]:
+    """Another right reply under the same key: every draft is ``token``."""
+    block, depth = opened(reply, vocab_size), reply.row.depth
+    packed = pack([one_hot(token)] * depth, reply.row.support, vocab_size)
+    block.data[block.layout.ids_offset :] = packed.ids + packed.q
+    for row in range(depth):
+        block.token(row, token)
+        block.entries(row, packed.entries[row])
+    block.seal()
+    return rewritten(reply, block)
 
 
 def rewritten(reply: HonestReply, block: Block) -> tuple[bytes, bytes]:

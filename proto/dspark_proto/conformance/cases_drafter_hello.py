@@ -303,7 +303,9 @@ def epoch(t: DrafterUnderTest) -> None:
 
 
 def _versions(versions: tuple[int, ...], t: DrafterUnderTest) -> None:
-    t.rejected(t.offer(wire_versions=versions), E.BAD_VERSION)
+    """The HELLO is version 2's in all else: a drafter of version 1 too finds it incompatible (REQ-HEL-15)."""
+    known = t.facts.version_1 and 0x0100 in versions
+    t.rejected(t.offer(wire_versions=versions), E.INCOMPATIBLE if known else E.BAD_VERSION)
     t.hello()
 
 

@@ -268,6 +268,17 @@ def large(t: DrafterUnderTest) -> None:
     t.round()
 
 
+@CTX.case(14, "credit of a refused CONTEXT comes back", "REQ-CTX-6", "a window that each refusal makes smaller")
+def refused_credit(t: DrafterUnderTest) -> None:
+    t.hello(context_credit_rows=8)
+    book = t.open(prompt=0)
+    rows = t.terms.context_credit_rows
+    t.refuses(E.CONTEXT_GAP, t.context_frame(0, rows, first_position=3), Key(0, book.generation))
+    if t.credit_limit < 2 * rows:
+        raise Unmet(f"credit for {2 * rows} rows in the next PONG", f"{t.credit_limit}")
+    t.is_dead()
+
+
 @CTX.case(20, "a digest over other tokens than those of CONTEXT", "REQ-DIG-2", "drafting for another history")
 def wrong_digest(t: DrafterUnderTest) -> None:
     t.hello()

@@ -43,6 +43,7 @@ class Facts:
     """``deterministic``: equal keys and context give equal proposals in every slot. ``quiet_ms``: how long after a PONG
     an unwanted frame may still come. ``deadline_ms``: how long the harness waits for an answer that is due. ``secret``:
     what the testee asks proofs of, at least 16 bytes, or empty. ``binding``: what proofs are bound to (SPEC.md 6.1).
+    ``version_1``: a drafter speaks version 1 too.
     """
 
     compatibility: Compatibility
@@ -51,6 +52,7 @@ class Facts:
     deadline_ms: int = 5000
     secret: bytes = field(default=b"", repr=False)
     binding: str = ""
+    version_1: bool = False
 
     @property
     def authentication(self) -> Authentication | None:
@@ -88,12 +90,14 @@ def reference_facts(secret: bytes = b"") -> Facts:
         ),
         deterministic=True,
         secret=secret,
+        version_1=True,
     )
 
 
 def drafter_parameters(facts: Facts) -> HelloParameters:
-    """What the reference drafter brings to HELLO: version 2 alone, dense rows for who asks."""
-    return facts.parameters(DRAFTER_EPOCH, dense_rows=True, authentication=facts.authentication)
+    """What the reference drafter brings to HELLO: both versions as the facts say, and dense rows for who asks."""
+    versions = (WireVersion.V2_0, WireVersion.V1_0) if facts.version_1 else (WireVersion.V2_0,)
+    return facts.parameters(DRAFTER_EPOCH, dense_rows=True, versions=versions, authentication=facts.authentication)
 
 
 def verifier_parameters(facts: Facts) -> HelloParameters:

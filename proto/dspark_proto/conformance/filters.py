@@ -17,7 +17,7 @@ from ..frame import Frame, decode_frame, encode_frame
 from ..hello import Reject
 from ..messages import Completion, ErrorMessage, Message, Row, Stats, Step, StepItem
 from ..prefix import Key
-from ..registry import ErrorCode
+from ..registry import ErrorCode, Representation
 from ..rows import ReplyLayout
 from .blocks import Block
 from .mutants import Filter, Shell
@@ -92,7 +92,7 @@ def block_filter(edit: Callable[[bytearray, ReplyLayout], None]) -> Filter:
         if frame is None:
             return [raw]
         message = frame.message
-        if isinstance(message, Row):
+        if isinstance(message, Row) and message.representation is not Representation.TOKENS:
             layout = ReplyLayout(message.depth, message.support, VOCAB_SIZE)
             block = bytearray(b"".join(bytes(body) for body in frame.bodies))
             edit(block, layout)

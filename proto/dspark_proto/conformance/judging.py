@@ -15,7 +15,7 @@ from ..frame import Frame
 from ..hello import Accept
 from ..messages import STATUS_OK, Completion, ErrorMessage, Row, StepItem
 from ..prefix import Key
-from ..registry import Lane, SupportPolicy
+from ..registry import Lane, SupportPolicy, WireVersion
 from ..rows import ReplyLayout, check_reply
 from .facts import Facts
 from .verdicts import Unmet
@@ -75,7 +75,8 @@ def judged(facts: Facts, terms: Accept, book: SlotBook, item: StepItem, frames: 
     assert isinstance(completion, Completion)
     if completion.status != STATUS_OK:
         raise Unmet("a proposal", f"COMPLETION with status {completion.status}", actual_frame=frames[-1][1])
-    layout = ReplyLayout(item.depth, int(book.support), facts.compatibility.vocab_size)
+    tokens_only = terms.wire_version == WireVersion.V1_0
+    layout = ReplyLayout(item.depth, int(book.support), facts.compatibility.vocab_size, tokens_only)
     block = memoryview(bytearray(layout.total_bytes))
     received = 0
     for frame, raw in frames[:-1]:

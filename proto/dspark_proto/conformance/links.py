@@ -115,7 +115,7 @@ class ClientLink(_Waiting):
 
 
 class ServerLink(_Waiting):
-    """To a verifier: it connects to the harness. The newest peer that spoke is the testee."""
+    """To a verifier: it connects to the harness. The newest of the ``peers`` that spoke is the testee."""
 
     def __init__(
         self,
@@ -130,6 +130,7 @@ class ServerLink(_Waiting):
         self._held = held
         self._close = close
         self.peer: bytes | None = None
+        self.peers: set[bytes] = set()
 
     def send(self, *frames: Buffer) -> None:
         """See :class:`Link`."""
@@ -145,6 +146,7 @@ class ServerLink(_Waiting):
         arrived = self._server.poll(wait_ms)
         if arrived:
             self.peer = arrived[-1].peer
+            self.peers.update(one.peer for one in arrived)
         return [bytes(one.frame) for one in arrived if one.peer == self.peer]
 
     def held(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ from ..messages import Completion, ErrorMessage, Pong, Row, Stats, StepItem
 from ..prefix import Key
 from ..registry import ErrorCode, MessageType, Scope
 from ..rows import ReplyLayout
-from . import mutants_drafter_auth, mutants_drafter_rare
+from . import mutants_drafter_auth, mutants_drafter_rare, mutants_drafter_silence, mutants_drafter_version
 from .drafted_rows import one_hot, pack
 from .facts import drafter_parameters, reference_facts
 from .filters import VOCAB_SIZE, again, block_filter, counted_as, fields, on, read, sealing
@@ -278,8 +278,11 @@ _REPLACED: tuple[tuple[str, str, Callable[[], Any]], ...] = (
     ("no-digest", "does not check digests", partial(_Patched, no_digest=True)),
     ("never-expires", "keeps the slots of the dead", partial(_Patched, silence=0.0)),
     ("expires-early", "gives a busy verifier up", partial(_Patched, silence=5.0)),
+    ("expires-after-48", "gives a verifier up after 48 intervals", partial(_Patched, silence=1.25)),
+    ("expires-after-75", "gives a verifier up after 75 intervals", partial(_Patched, silence=0.8)),
     ("small-buffer", "loses frames that arrive at once", partial(mutants_drafter_rare.SmallBuffer, reference)),
     ("one-state", "has one state for all connections", _one_for_all),
+    ("refused-credit", "forgets the credit of refused rows", mutants_drafter_rare.forgetful),
 )
 
 
@@ -294,6 +297,7 @@ def drafter_mutants() -> list[Mutant]:
         Mutant(f"drafter-{name}", Role.DRAFTER, bug, partial(_shelled, incoming=_keep_session, outgoing=change))
         for name, bug, change in (*_OUTGOING, *mutants_drafter_rare.OUTGOING)
     ]
-    found += [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make) for name, bug, make in _REPLACED]
+    replaced = (*_REPLACED, *mutants_drafter_silence.KINDS, *mutants_drafter_version.KINDS)
+    found += [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make) for name, bug, make in replaced]
     secrets = mutants_drafter_auth.KINDS
     return found + [Mutant(f"drafter-{name}", Role.DRAFTER, bug, make, secret=True) for name, bug, make in secrets]

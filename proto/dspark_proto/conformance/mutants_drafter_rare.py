@@ -12,14 +12,16 @@ from typing import Any
 from ..canonical import encode_canonical
 from ..frame import Frame, encode_frame
 from ..hello import Accept
-from ..messages import Completion, ErrorMessage, Open, Pong, Row
+from ..messages import Completion, Context, ErrorMessage, Open, Pong, Row
 from ..prefix import Key
 from ..registry import ErrorCode, MessageType, Representation, Scope, SupportPolicy
 from . import repairs
 from .blocks import Block
+from .facts import drafter_parameters, reference_facts
 from .filters import again, fields, items, on, sealing, slot_of
 from .forge import changed, field_of, with_control
 from .mutants import Filter, Shell
+from .reference_drafter import ReferenceDrafter
 
 FRAMES_AT_ONCE = 4
 """What the mutant with a small read buffer takes in one turn."""
@@ -103,6 +105,18 @@ def _sparse_bytes(shell: Shell, accept: Accept) -> dict[str, Any]:
     return {"reply_bytes": accept.max_depth * (16 + 8 * accept.max_support)} if accept.capabilities else {}
 
 
+def _counts_refused(shell: Shell, frame: Frame) -> None:
+    """Rows that do not continue the context are lost for the credit."""
+    context, slot = frame.message, slot_of(shell, frame.prefix.slot)
+    assert isinstance(context, Context)
+    if slot is not None and context.first_position != slot.context_end:
+        shell.memory["lost"] = shell.memory.get("lost", 0) + context.rows
+
+
+def _less_credit(shell: Shell, pong: Pong) -> dict[str, Any]:
+    return {"credit_limit": pong.credit_limit - shell.memory.get("lost", 0)}
+
+
 INCOMING: tuple[tuple[str, str, Filter], ...] = (
     ("accepts-four", "counts five accepted drafts as four", items(lambda s, i: {"accepted_count": _at_most_four(i)})),
     ("no-early-retry", "refuses a retry that comes before the reply", _no_early_retry),
@@ -124,21 +138,28 @@ OUTGOING: tuple[tuple[str, str, Filter], ...] = (
 )
 
 
+def forgetful() -> Shell:
+    """Forgets the credit of refused rows."""
+    honest = ReferenceDrafter(drafter_parameters(reference_facts()))
+    return Shell(honest, on(Context, _counts_refused), fields(Pong, _less_credit))
+
+
 def _at_most_four(item: Any) -> int:
     count: int = item.accepted_count
     return 4 if count == 5 else count
 
 
 class SmallBuffer(Shell):
-    """What arrives beyond a few frames in one turn is lost."""
+    """What arrives beyond ``room`` frames in one turn is lost."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], room: int = FRAMES_AT_ONCE) -> None:
         super().__init__(make(), self._counted)
+        self._room = room
         self._taken = 0
 
     def _counted(self, shell: Shell, raw: bytes) -> list[bytes]:
         self._taken += 1
-        return [raw] if self._taken <= FRAMES_AT_ONCE else []
+        return [raw] if self._taken <= self._room else []
 
     def expire(self, now_ns: int) -> list[bytes]:
         """See `PeerMachine`."""

@@ -21,7 +21,7 @@ from ..prefix import Key
 from ..registry import ErrorCode, Scope, SupportPolicy
 from ..rows import ReplyLayout
 from ..states import SlotState
-from . import mutants_verifier_terms, repairs
+from . import mutants_verifier_rare, mutants_verifier_terms, repairs
 from .blocks import Block, layout_of
 from .clock import NS_PER_MS
 from .facts import reference_facts, verifier_parameters
@@ -594,7 +594,7 @@ def verifier_mutants() -> list[Mutant]:
         ("impatient", "sends a new round before the last is answered", partial(_kind, "impatient")),
         ("old-generations", "starts generations again after a reconnect", partial(_kind, "generations")),
     ]
-    plain = (*kinds, *mutants_verifier_terms.PLAIN)
+    plain = (*kinds, *mutants_verifier_terms.PLAIN, *mutants_verifier_rare.PLAIN)
     found += [Mutant(f"verifier-{name}", Role.VERIFIER, bug, make) for name, bug, make in plain]
     secret = mutants_verifier_terms.SECRET
     return found + [Mutant(f"verifier-{name}", Role.VERIFIER, bug, make, secret=True) for name, bug, make in secret]

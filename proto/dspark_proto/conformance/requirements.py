@@ -10,6 +10,12 @@ from typing import Final
 
 REQUIREMENTS: Final[dict[str, str]] = {
     "REQ-ROL-1": "A message on one connection MUST NOT change the state of another.",
+    "REQ-ROL-2": (
+        "However many ranks a verifier has, it is one peer. It MUST have one connection to a drafter, on which one of "
+        "them speaks for all: a round has one item (a retry is the same one) and at most one commit, a generation that "
+        "is lost has one successor. A proposal that one rank cannot use is discarded whole on all of them (REQ-CMP-3); "
+        "the drafter sees a round without a commit."
+    ),
     "REQ-LIF-1": (
         "An action without an entry MUST be refused: locally as an error of the caller, from the peer as "
         "UNEXPECTED_MESSAGE or the code that its section names."
