@@ -17,7 +17,7 @@ READY = $(VENV)/.ready
 setup: $(READY)
 
 # The CPU build of torch is a tenth of the CUDA one: it is chosen where no NVIDIA GPU is and torch is not there yet.
-$(READY): pyproject.toml deploy/setup.sh $(wildcard dspark/native/*.[ch] proto/dspark_proto/*.c)
+$(READY): pyproject.toml deploy/setup.sh $(wildcard dspark/native/*.[ch] proto/dspark_proto/*.[ch])
 	PYTHON="$(PYTHON)" deploy/setup.sh "$(VENV)"
 	@touch $(READY)
 

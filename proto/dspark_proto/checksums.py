@@ -6,13 +6,14 @@ the size of a control block never depends on its value. Spec: SPEC.md, section "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import xxhash
 from crc32c import crc32c
 
 from .buffers import Buffer
+from .native import codec
 from .registry import Checksum
 
 __all__ = (
@@ -38,14 +39,14 @@ def xxh3_64_bytes(data: Buffer) -> bytes:
     return xxhash.xxh3_64_intdigest(data).to_bytes(BODY_CHECKSUM_BYTES, "little")
 
 
-def _crc32c_of_pieces(pieces: Iterable[Buffer]) -> bytes:
+def _crc32c_of_pieces(pieces: Sequence[Buffer]) -> bytes:
     crc = 0
     for piece in pieces:
         crc = crc32c(piece, crc)
     return crc.to_bytes(BODY_CHECKSUM_BYTES, "little")
 
 
-def _xxh3_64_of_pieces(pieces: Iterable[Buffer]) -> bytes:
+def _xxh3_64_of_pieces(pieces: Sequence[Buffer]) -> bytes:
     state = xxhash.xxh3_64()
     for piece in pieces:
         state.update(piece)
@@ -64,12 +65,19 @@ def body_checksum(kind: Checksum, data: Buffer) -> bytes:
     return BODY_CHECKSUMS[kind](data)
 
 
-_PIECES_CHECKSUMS: Final[dict[Checksum, Callable[[Iterable[Buffer]], bytes]]] = {
+_PIECES_CHECKSUMS: Final[dict[Checksum, Callable[[Sequence[Buffer]], bytes]]] = {
     Checksum.CRC32C: _crc32c_of_pieces,
     Checksum.XXH3_64: _xxh3_64_of_pieces,
 }
 
 
-def pieces_checksum(kind: Checksum, pieces: Iterable[Buffer]) -> bytes:
-    """:func:`body_checksum` of bytes that lie in several places."""
+def pieces_checksum(kind: Checksum, pieces: Sequence[Buffer]) -> bytes:
+    """:func:`body_checksum` of bytes that lie in several places, a list or tuple."""
+    if codec is not None:
+        return codec.checksum(kind, pieces)
+    return pieces_checksum_plainly(kind, pieces)
+
+
+def pieces_checksum_plainly(kind: Checksum, pieces: Sequence[Buffer]) -> bytes:
+    """:func:`pieces_checksum` with the checksum wheels."""
     return _PIECES_CHECKSUMS[kind](pieces)

@@ -15,7 +15,9 @@
 #include <string.h>
 #include <structmember.h>
 
-#define INTERFACE 2 /* native.py checks it: raise it with every change of a signature or of the tables */
+#include "xxh3.h"
+
+#define INTERFACE 3 /* native.py checks it: raise it with every change of a signature or of the tables */
 #define PREFIX_BYTES 48
 #define CONTROL_BYTES_MAX 4096
 #define ALIGNMENT 64
@@ -25,8 +27,12 @@
 #define CONFIDENCE_MAX (1u << 24)
 #define VOCAB_MAX 0x7fffffffu
 #define ROWS_MAX 32
+#define CRC32C 1 /* the registry's checksum ids */
+#define XXH3_64 2
+#define CHECKSUM_BYTES 8
+#define PIECE 3072 /* bytes of a step of a copy that is hashed: both ends stay in the first-level cache */
 
-/* CRC32C, eight bytes a step. Blocks here are short; long ones stay with the checksum wheel, which uses the CPU's own. */
+/* CRC32C: eight bytes a step, or with the CPU's own instruction. Both work on the inverted register. */
 
 static uint32_t crc_table[8][256];
 
@@ -55,8 +61,7 @@ static void store(uint8_t *at, uint64_t value, int bytes) {
         at[i] = (uint8_t)(value >> 8 * i);
 }
 
-static uint32_t crc32c(uint32_t crc, const uint8_t *at, Py_ssize_t count) {
-    crc = ~crc;
+static uint32_t crc32c_by_tables(uint32_t crc, const uint8_t *at, Py_ssize_t count) {
     for (; count >= 8; at += 8, count -= 8) {
         uint32_t low = crc ^ load32(at), high = load32(at + 4);
         crc = crc_table[7][low & 255] ^ crc_table[6][low >> 8 & 255] ^ crc_table[5][low >> 16 & 255] ^
@@ -65,7 +70,104 @@ static uint32_t crc32c(uint32_t crc, const uint8_t *at, Py_ssize_t count) {
     }
     for (; count > 0; at++, count--)
         crc = crc >> 8 ^ crc_table[0][(crc ^ *at) & 255];
-    return ~crc;
+    return crc;
+}
+
+static uint32_t (*crc32c_step)(uint32_t, const uint8_t *, Py_ssize_t) = crc32c_by_tables;
+
+#if defined(__x86_64__)
+
+#define LANE 256 /* bytes; three lanes keep the crc unit busy, which takes three cycles for a step and starts one in each */
+
+static uint32_t lane_table[4][256]; /* what LANE zero bytes make of each byte of a crc */
+
+static void make_lane_table(void) {
+    static const uint8_t zeros[LANE];
+    for (int at = 0; at < 4; at++)
+        for (uint32_t byte = 0; byte < 256; byte++)
+            lane_table[at][byte] = crc32c_by_tables(byte << 8 * at, zeros, LANE);
+}
+
+static uint32_t past_lane(uint32_t crc) {
+    return lane_table[0][crc & 255] ^ lane_table[1][crc >> 8 & 255] ^ lane_table[2][crc >> 16 & 255] ^
+           lane_table[3][crc >> 24];
+}
+
+__attribute__((target("sse4.2"))) static uint32_t crc32c_by_cpu(uint32_t start, const uint8_t *at, Py_ssize_t count) {
+    uint64_t crc = start, word, second, third;
+    for (; count >= 3 * LANE; at += 3 * LANE, count -= 3 * LANE) {
+        second = third = 0;
+        for (int i = 0; i < LANE; i += 8) {
+            memcpy(&word, at + i, 8);
+            crc = _mm_crc32_u64(crc, word);
+            memcpy(&word, at + LANE + i, 8);
+            second = _mm_crc32_u64(second, word);
+            memcpy(&word, at + 2 * LANE + i, 8);
+            third = _mm_crc32_u64(third, word);
+        }
+        crc = past_lane(past_lane((uint32_t)crc) ^ (uint32_t)second) ^ (uint32_t)third;
+    }
+    for (; count >= 8; at += 8, count -= 8) {
+        memcpy(&word, at, 8);
+        crc = _mm_crc32_u64(crc, word);
+    }
+    for (; count > 0; at++, count--)
+        crc = _mm_crc32_u8((uint32_t)crc, *at);
+    return (uint32_t)crc;
+}
+
+#endif
+
+static void choose_crc32c(void) {
+    make_crc_table();
+#if defined(__x86_64__)
+    make_lane_table();
+    if (__builtin_cpu_supports("sse4.2"))
+        crc32c_step = crc32c_by_cpu;
+#endif
+}
+
+static uint32_t crc32c(uint32_t crc, const uint8_t *at, Py_ssize_t count) { return ~crc32c_step(~crc, at, count); }
+
+/* The checksum of a body, of bytes that may come in pieces. */
+
+typedef struct {
+    uint64_t kind;
+    uint32_t crc;
+    Xxh3 xxh3;
+} Sum;
+
+static int sum_begin(Sum *sum, uint64_t kind) {
+    sum->kind = kind, sum->crc = 0;
+    xxh3_begin(&sum->xxh3);
+    return kind == CRC32C || kind == XXH3_64;
+}
+
+static void sum_update(Sum *sum, const uint8_t *at, Py_ssize_t count) {
+    if (sum->kind == CRC32C)
+        sum->crc = crc32c(sum->crc, at, count);
+    else
+        xxh3_update(&sum->xxh3, at, (size_t)count);
+}
+
+static void sum_end(const Sum *sum, uint8_t *to) {
+    store(to, sum->kind == CRC32C ? sum->crc : xxh3_end(&sum->xxh3), CHECKSUM_BYTES);
+}
+
+/* A copy in short steps. memcpy has one instruction for a long one, which on some CPUs takes fifteen times as long when
+ * the ends lie differently in their cache lines. */
+static void copy(uint8_t *to, const uint8_t *from, Py_ssize_t count) {
+    for (; count > PIECE; to += PIECE, from += PIECE, count -= PIECE)
+        memcpy(to, from, PIECE);
+    memcpy(to, from, (size_t)count);
+}
+
+static void copy_and_sum(Sum *sum, uint8_t *to, const uint8_t *from, Py_ssize_t count) {
+    for (; count > 0; to += PIECE, from += PIECE, count -= PIECE) {
+        Py_ssize_t now = count < PIECE ? count : PIECE;
+        memcpy(to, from, (size_t)now);
+        sum_update(sum, from, now);
+    }
 }
 
 static Py_ssize_t aligned(Py_ssize_t count) { return (count + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -104,6 +206,7 @@ struct Table {
     Py_ssize_t field_count, default_count;
     Py_ssize_t bodies; /* index of the field that describes the frame's bodies, or -1 */
     Py_ssize_t length; /* of a descriptor: offset of its number of bytes, or -1 */
+    Py_ssize_t sum_kind, sum; /* of a descriptor: offsets of its checksum's kind and of the checksum, or -1 */
     Field *fields;
     Default *defaults; /* attributes that do not travel */
 };
@@ -136,6 +239,10 @@ static int fill_field(Table *table, Py_ssize_t index, PyObject *plan) {
         return 0;
     if (!PyUnicode_CompareWithASCIIString(name, "body_bytes"))
         table->length = field->offset;
+    if (!PyUnicode_CompareWithASCIIString(name, "checksum_kind"))
+        table->sum_kind = field->offset;
+    if (!PyUnicode_CompareWithASCIIString(name, "checksum"))
+        table->sum = field->offset;
     if (!PyUnicode_CompareWithASCIIString(name, "bodies"))
         table->bodies = index;
     switch (kind[0]) {
@@ -185,7 +292,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *arguments, PyObject *Py
     if (!table)
         return NULL;
     table->type = (PyTypeObject *)Py_NewRef(record);
-    table->bodies = table->length = -1;
+    table->bodies = table->length = table->sum_kind = table->sum = -1;
     if (!fill_table(table, plans, defaults)) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "a field that has no table");
@@ -518,7 +625,7 @@ static Py_ssize_t write_bodies(uint8_t *to, Py_ssize_t at, Py_ssize_t room, PyOb
             return -1;
         Py_ssize_t length = body.len, end = at + aligned(length);
         if (end <= room) {
-            memmove(to + at, body.buf, length);
+            copy(to + at, body.buf, length);
             memset(to + at + length, 0, aligned(length) - length);
         }
         PyBuffer_Release(&body);
@@ -587,6 +694,132 @@ static PyObject *table_read_prefix(Table *table, PyObject *frame) {
     return or_none(prefix);
 }
 
+/* Bodies that arrived. */
+
+/* What a descriptor says, whose fields are valid. */
+typedef struct {
+    uint64_t length, kind;
+    const uint8_t *sum;
+} Described;
+
+static int described(Table *table, PyObject *record, Described *found) {
+    if (table->length < 0 || table->sum_kind < 0 || table->sum < 0 || Py_TYPE(record) != table->type)
+        return 0;
+    PyObject *sum = *attribute(record, table->sum);
+    if (!as_uint(*attribute(record, table->length), &found->length) ||
+        !as_uint(*attribute(record, table->sum_kind), &found->kind) || !PyBytes_CheckExact(sum) ||
+        PyBytes_GET_SIZE(sum) != CHECKSUM_BYTES)
+        return 0;
+    found->sum = (const uint8_t *)PyBytes_AS_STRING(sum);
+    return found->length <= PY_SSIZE_T_MAX - ALIGNMENT;
+}
+
+/* Whether a body has zeros behind it and the checksum that it should; it is copied to ``to`` where that is not NULL. */
+static int sound_body(const Described *body, const uint8_t *at, Py_ssize_t padded, uint8_t *to) {
+    Sum sum;
+    uint8_t found[CHECKSUM_BYTES];
+    Py_ssize_t length = (Py_ssize_t)body->length;
+    if (padded != aligned(length) || !all_zero(at + length, padded - length) || !sum_begin(&sum, body->kind))
+        return 0;
+    if (to)
+        copy_and_sum(&sum, to, at, length);
+    else
+        sum_update(&sum, at, length);
+    sum_end(&sum, found);
+    return !memcmp(found, body->sum, CHECKSUM_BYTES);
+}
+
+/* Table.is_sound(descriptor, padded): whether the padded body is what the descriptor says; of the table of descriptors. */
+static PyObject *table_is_sound(Table *table, PyObject *const *arguments, Py_ssize_t count) {
+    Described body;
+    Py_buffer padded;
+    if (count != 2 || !described(table, arguments[0], &body))
+        Py_RETURN_FALSE;
+    if (PyObject_GetBuffer(arguments[1], &padded, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int sound = sound_body(&body, padded.buf, padded.len, NULL);
+    PyBuffer_Release(&padded);
+    return PyBool_FromLong(sound);
+}
+
+/* The spans of ``out`` that bodies go to: ((start, bytes), ...). */
+static int take_span(PyObject *spans, Py_ssize_t index, uint64_t *start, uint64_t *length) {
+    PyObject *span = PyTuple_GET_ITEM(spans, index);
+    return PyTuple_CheckExact(span) && PyTuple_GET_SIZE(span) == 2 && as_uint(PyTuple_GET_ITEM(span, 0), start) &&
+           as_uint(PyTuple_GET_ITEM(span, 1), length);
+}
+
+static int stage_bodies(Table *table, const Py_buffer *frame, PyObject *bodies, const Py_buffer *out, PyObject *spans) {
+    Described body;
+    uint64_t start, length, total = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bodies); i++) {
+        if (!described(table, PyTuple_GET_ITEM(bodies, i), &body) || !take_span(spans, i, &start, &length) ||
+            length != body.length || start > (uint64_t)out->len || length > (uint64_t)out->len - start)
+            return 0;
+        total += (uint64_t)aligned((Py_ssize_t)length);
+        if (total > (uint64_t)frame->len)
+            return 0;
+    }
+    const uint8_t *at = (const uint8_t *)frame->buf + frame->len - total;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(bodies); i++) {
+        described(table, PyTuple_GET_ITEM(bodies, i), &body);
+        take_span(spans, i, &start, &length);
+        Py_ssize_t padded = aligned((Py_ssize_t)length);
+        if (!sound_body(&body, at, padded, (uint8_t *)out->buf + start))
+            return 0;
+        at += padded;
+    }
+    return 1;
+}
+
+/* Table.stage(frame, descriptors, out, spans): whether the bodies, which end the frame, are what the descriptors say, and
+ * are now at the spans of ``out``. When not, the spans may have been written to. Of the table of descriptors. */
+static PyObject *table_stage(Table *table, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer frame, out;
+    if (count != 4 || !PyTuple_CheckExact(arguments[1]) || !PyTuple_CheckExact(arguments[3]) ||
+        PyTuple_GET_SIZE(arguments[1]) != PyTuple_GET_SIZE(arguments[3]))
+        Py_RETURN_FALSE;
+    if (PyObject_GetBuffer(arguments[0], &frame, PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (PyObject_GetBuffer(arguments[2], &out, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&frame);
+        return NULL;
+    }
+    int staged = stage_bodies(table, &frame, arguments[1], &out, arguments[3]);
+    PyBuffer_Release(&frame);
+    PyBuffer_Release(&out);
+    return PyBool_FromLong(staged);
+}
+
+/* checksum(kind, pieces): of bytes that lie in several places, a list or tuple of buffers; None for an unknown kind. */
+static PyObject *checksum(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Sum sum;
+    uint64_t kind;
+    uint8_t found[CHECKSUM_BYTES];
+    if (count != 2 || !as_uint(arguments[0], &kind) || !sum_begin(&sum, kind) ||
+        !(PyList_Check(arguments[1]) || PyTuple_Check(arguments[1])))
+        Py_RETURN_NONE;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(arguments[1]); i++) {
+        Py_buffer piece;
+        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(arguments[1], i), &piece, PyBUF_SIMPLE) < 0)
+            return NULL;
+        sum_update(&sum, piece.buf, piece.len);
+        PyBuffer_Release(&piece);
+    }
+    sum_end(&sum, found);
+    return PyBytes_FromStringAndSize((const char *)found, CHECKSUM_BYTES);
+}
+
+/* address(buffer): where its memory begins. */
+static PyObject *address(PyObject *Py_UNUSED(module), PyObject *object) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *found = PyLong_FromVoidPtr(buffer.buf);
+    PyBuffer_Release(&buffer);
+    return found;
+}
+
 /* Rows. */
 
 typedef struct {
@@ -605,12 +838,12 @@ static int take_shape(PyObject *values, Shape *shape) {
     return shape->rows <= ROWS_MAX;
 }
 
-static uint32_t row_crc(const uint8_t *record, const uint8_t *ids, const uint8_t *q, const Shape *shape) {
+/* The crc of a row as far as its q. */
+static uint32_t head_crc(const uint8_t *record, const uint8_t *ids, const Shape *shape) {
     uint8_t covered[12];
     memcpy(covered, record, 8);
     memcpy(covered + 8, record + 12, 4);
-    uint32_t crc = crc32c(crc32c(0, covered, 12), ids, (Py_ssize_t)shape->ids_row);
-    return crc32c(crc, q, (Py_ssize_t)shape->q_row);
+    return crc32c(crc32c(0, covered, 12), ids, (Py_ssize_t)shape->ids_row);
 }
 
 static int in_range(const Shape *shape, uint64_t token, uint64_t entries, uint64_t confidence) {
@@ -618,15 +851,29 @@ static int in_range(const Shape *shape, uint64_t token, uint64_t entries, uint64
            confidence <= CONFIDENCE_MAX;
 }
 
-static int sound_rows(const uint8_t *block, const Shape *shape) {
+/* Whether every row is sound and, where ``expected`` is not NULL, the whole block has that checksum; one pass. */
+static int sound_rows(const uint8_t *block, const Shape *shape, Sum *sum, const uint8_t *expected) {
     const uint8_t *ids = block + shape->rows * RECORD_BYTES, *q = ids + shape->rows * shape->ids_row;
+    uint8_t found[CHECKSUM_BYTES];
+    if (expected)
+        sum_update(sum, block, q - block);
     for (uint64_t row = 0; row < shape->rows; row++) {
         const uint8_t *record = block + row * RECORD_BYTES;
-        if (!in_range(shape, load32(record), load32(record + 4), load32(record + 12)) ||
-            row_crc(record, ids + row * shape->ids_row, q + row * shape->q_row, shape) != load32(record + 8))
+        uint32_t crc = head_crc(record, ids + row * shape->ids_row, shape);
+        for (uint64_t at = 0; at < shape->q_row; at += PIECE) {
+            Py_ssize_t now = (Py_ssize_t)(shape->q_row - at < PIECE ? shape->q_row - at : PIECE);
+            crc = crc32c(crc, q + at, now);
+            if (expected)
+                sum_update(sum, q + at, now);
+        }
+        q += shape->q_row;
+        if (crc != load32(record + 8) || !in_range(shape, load32(record), load32(record + 4), load32(record + 12)))
             return 0;
     }
-    return 1;
+    if (!expected)
+        return 1;
+    sum_end(sum, found);
+    return !memcmp(found, expected, CHECKSUM_BYTES);
 }
 
 static PyObject *column(const uint8_t *block, uint64_t depth, int offset) {
@@ -641,18 +888,25 @@ static PyObject *column(const uint8_t *block, uint64_t depth, int offset) {
     return values;
 }
 
-/* check_rows(block, shape, vocabulary): (tokens, entries, confidences) of a reply's block, or None. */
+/* check_rows(block, shape, vocabulary[, kind, checksum]): (tokens, entries, confidences) of a reply's block whose every row
+ * is sound and which has this checksum, where one is given; or None. */
 static PyObject *check_rows(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer block;
     Shape shape;
-    if (count != 3 || !take_shape(arguments[1], &shape) || !as_uint(arguments[2], &shape.vocabulary) ||
+    Sum sum;
+    uint64_t kind;
+    if ((count != 3 && count != 5) || !take_shape(arguments[1], &shape) || !as_uint(arguments[2], &shape.vocabulary) ||
         shape.vocabulary > VOCAB_MAX + 1ull)
         Py_RETURN_NONE;
+    if (count == 5 && (!as_uint(arguments[3], &kind) || !sum_begin(&sum, kind) || !PyBytes_CheckExact(arguments[4]) ||
+                       PyBytes_GET_SIZE(arguments[4]) != CHECKSUM_BYTES))
+        Py_RETURN_NONE;
+    const uint8_t *expected = count == 5 ? (const uint8_t *)PyBytes_AS_STRING(arguments[4]) : NULL;
     if (PyObject_GetBuffer(arguments[0], &block, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *columns = NULL;
     if ((uint64_t)block.len == shape.rows * (RECORD_BYTES + shape.ids_row + shape.q_row) &&
-        sound_rows(block.buf, &shape))
+        sound_rows(block.buf, &shape, &sum, expected))
         columns = Py_BuildValue("NNN", column(block.buf, shape.rows, 0), column(block.buf, shape.rows, 4),
                                 column(block.buf, shape.rows, 12));
     PyBuffer_Release(&block);
@@ -700,7 +954,123 @@ static PyObject *write_records(PyObject *Py_UNUSED(module), PyObject *const *arg
         store(record, columns[0][row], 4);
         store(record + 4, columns[1][row], 4);
         store(record + 12, columns[2][row], 4);
-        store(record + 8, row_crc(record, ids, (const uint8_t *)buffers[2].buf + row * shape.q_row, &shape), 4);
+        uint32_t crc = head_crc(record, ids, &shape);
+        crc = crc32c(crc, (const uint8_t *)buffers[2].buf + row * shape.q_row, (Py_ssize_t)shape.q_row);
+        store(record + 8, crc, 4);
+    }
+    for (int i = 0; i < 3; i++)
+        PyBuffer_Release(&buffers[i]);
+    return PyBool_FromLong(fits);
+}
+
+/* A ROW frame to be filled: bytes of its control, first row, rows, and of each body where it begins and where its
+ * checksum is. Bodies are records, ids where the shape has them, and q where it has that. */
+typedef struct {
+    uint64_t control_bytes, first, rows, kind, bodies, body[3], sum[3];
+} Blank;
+
+static int take_blank(PyObject *values, Blank *blank) {
+    uint64_t *numbers[] = {&blank->control_bytes, &blank->first,  &blank->rows,   &blank->kind,    &blank->bodies, &blank->body[0],
+                           &blank->sum[0],        &blank->body[1], &blank->sum[1], &blank->body[2], &blank->sum[2]};
+    if (!PyTuple_CheckExact(values) || PyTuple_GET_SIZE(values) < 7 || PyTuple_GET_SIZE(values) > 11)
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (!as_uint(PyTuple_GET_ITEM(values, i), numbers[i]) || *numbers[i] > VOCAB_MAX)
+            return 0;
+    return blank->bodies && blank->bodies <= 3 && (uint64_t)PyTuple_GET_SIZE(values) == 5 + 2 * blank->bodies &&
+           blank->rows && blank->control_bytes <= CONTROL_BYTES_MAX;
+}
+
+/* Bytes of a body of the blank's rows. */
+static uint64_t body_bytes_of(const Blank *blank, const Shape *shape, uint64_t body) {
+    uint64_t row = body == 0 ? RECORD_BYTES : body == 1 && shape->ids_row ? shape->ids_row : shape->q_row;
+    return blank->rows * row;
+}
+
+static int fits_frame(const Blank *blank, const Shape *shape, Py_ssize_t frame_bytes) {
+    if (blank->bodies != 1u + !!shape->ids_row + !!shape->q_row || blank->first + blank->rows > shape->rows)
+        return 0;
+    uint64_t end = (uint64_t)aligned(PREFIX_BYTES + (Py_ssize_t)blank->control_bytes);
+    for (uint64_t i = 0; i < blank->bodies; i++) {
+        if (blank->body[i] != end || blank->sum[i] + CHECKSUM_BYTES > PREFIX_BYTES + blank->control_bytes)
+            return 0;
+        end += (uint64_t)aligned((Py_ssize_t)body_bytes_of(blank, shape, i));
+    }
+    return end == (uint64_t)frame_bytes;
+}
+
+/* Copy the rows' ids and q into the frame, write records and checksums, each value in one pass. */
+static void fill_rows_of(uint8_t *frame, const Blank *blank, const Shape *shape, const uint8_t *ids, const uint8_t *q,
+                         uint64_t columns[3][ROWS_MAX]) {
+    Sum sums[3];
+    uint64_t ids_body = 1, q_body = blank->bodies - 1;
+    uint8_t *records = frame + blank->body[0];
+    for (uint64_t i = 0; i < blank->bodies; i++)
+        sum_begin(&sums[i], blank->kind);
+    for (uint64_t row = 0; row < blank->rows; row++) {
+        uint8_t *record = records + row * RECORD_BYTES, *to;
+        uint64_t source = blank->first + row;
+        store(record, columns[0][source], 4);
+        store(record + 4, columns[1][source], 4);
+        store(record + 12, columns[2][source], 4);
+        uint32_t crc = head_crc(record, ids + source * shape->ids_row, shape);
+        if (shape->ids_row)
+            copy_and_sum(&sums[ids_body], frame + blank->body[ids_body] + row * shape->ids_row,
+                         ids + source * shape->ids_row, (Py_ssize_t)shape->ids_row);
+        to = shape->q_row ? frame + blank->body[q_body] + row * shape->q_row : frame;
+        for (uint64_t at = 0; at < shape->q_row; at += PIECE) {
+            Py_ssize_t now = (Py_ssize_t)(shape->q_row - at < PIECE ? shape->q_row - at : PIECE);
+            copy_and_sum(&sums[q_body], to + at, q + source * shape->q_row + at, now);
+            crc = crc32c(crc, to + at, now);
+        }
+        store(record + 8, crc, 4);
+    }
+    sum_update(&sums[0], records, (Py_ssize_t)(blank->rows * RECORD_BYTES));
+    for (uint64_t i = 0; i < blank->bodies; i++)
+        sum_end(&sums[i], frame + blank->sum[i]);
+}
+
+static int take_columns(PyObject *values, const Shape *shape, uint64_t columns[3][ROWS_MAX]) {
+    if (!PyTuple_CheckExact(values) || PyTuple_GET_SIZE(values) != 3)
+        return 0;
+    for (int i = 0; i < 3; i++)
+        if (!take_column(PyTuple_GET_ITEM(values, i), shape->rows, columns[i]))
+            return 0;
+    for (uint64_t row = 0; row < shape->rows; row++)
+        if (!in_range(shape, columns[0][row], columns[1][row], columns[2][row]))
+            return 0;
+    return 1;
+}
+
+/* fill_rows(frame, blank, ids, q, shape, (tokens, entries, confidences), slot, generation, round): whether the blank's part
+ * of a reply, whose ids, q and columns are whole, is now in its frame, under this key. Nothing is written unless all is in
+ * range. */
+static PyObject *fill_rows(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Blank blank;
+    Shape shape;
+    Sum probe;
+    uint64_t columns[3][ROWS_MAX], key[3];
+    if (count != 9 || !take_blank(arguments[1], &blank) || !take_shape(arguments[4], &shape) ||
+        !take_columns(arguments[5], &shape, columns) || !sum_begin(&probe, blank.kind))
+        Py_RETURN_FALSE;
+    for (int i = 0; i < 3; i++)
+        if (!as_uint(arguments[6 + i], &key[i]))
+            Py_RETURN_FALSE;
+    if (key[0] > UINT32_MAX || key[2] > UINT32_MAX)
+        Py_RETURN_FALSE;
+    Py_buffer buffers[3];
+    PyObject *const objects[] = {arguments[0], arguments[2], arguments[3]};
+    for (int i = 0; i < 3; i++)
+        if (PyObject_GetBuffer(objects[i], &buffers[i], i ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) {
+            while (i-- > 0)
+                PyBuffer_Release(&buffers[i]);
+            return NULL;
+        }
+    int fits = fits_frame(&blank, &shape, buffers[0].len) && (uint64_t)buffers[1].len == shape.rows * shape.ids_row &&
+               (uint64_t)buffers[2].len == shape.rows * shape.q_row;
+    if (fits) {
+        fill_rows_of(buffers[0].buf, &blank, &shape, buffers[1].buf, buffers[2].buf, columns);
+        write_key(buffers[0].buf, key[0], key[1], key[2], (Py_ssize_t)blank.control_bytes);
     }
     for (int i = 0; i < 3; i++)
         PyBuffer_Release(&buffers[i]);
@@ -713,6 +1083,8 @@ static PyMethodDef table_methods[] = {
     {"read", (PyCFunction)(void (*)(void))table_read, METH_FASTCALL, NULL},
     {"write", (PyCFunction)(void (*)(void))table_write, METH_FASTCALL, NULL},
     {"read_prefix", (PyCFunction)table_read_prefix, METH_O, NULL},
+    {"is_sound", (PyCFunction)(void (*)(void))table_is_sound, METH_FASTCALL, NULL},
+    {"stage", (PyCFunction)(void (*)(void))table_stage, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -742,16 +1114,21 @@ static PyMethodDef functions[] = {
     {"rewrite_key", (PyCFunction)(void (*)(void))rewrite_key, METH_FASTCALL, NULL},
     {"check_rows", (PyCFunction)(void (*)(void))check_rows, METH_FASTCALL, NULL},
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
+    {"fill_rows", (PyCFunction)(void (*)(void))fill_rows, METH_FASTCALL, NULL},
+    {"checksum", (PyCFunction)(void (*)(void))checksum, METH_FASTCALL, NULL},
+    {"address", (PyCFunction)address, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_codec", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__codec(void) {
-    make_crc_table();
+    choose_crc32c();
+    xxh3_choose();
     PyObject *module = PyModule_Create(&definition);
     table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
     if (!module || !table_type || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
+        PyModule_AddIntConstant(module, "CPU_CRC", crc32c_step != crc32c_by_tables) < 0 ||
         PyModule_AddType(module, table_type) < 0) {
         Py_XDECREF(module);
         return NULL;

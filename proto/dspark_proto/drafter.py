@@ -20,6 +20,7 @@ from .events import DrafterEvent, PeerSilent
 from .frame import encode_frame, encode_values_into
 from .hello import Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS_WORKER
+from .memory import aligned_memory
 from .messages import STATUS_OK, Completion, Drain, StepItem
 from .negotiation import accept_message
 from .registry import ErrorCode
@@ -50,7 +51,7 @@ class DrafterConnection(DrafterInbox):
         self.negotiated = offer
         frames = 1 + (offer.max_depth if offer.dense_rows else 1)
         stride = aligned(offer.reply_bytes) + frames * _FRAME_ROOM_BYTES
-        storage = memoryview(bytearray(stride * offer.max_slots))
+        storage = aligned_memory(stride * offer.max_slots)
         self._slots = tuple(
             DrafterSlot(index, reply_storage=storage[index * stride : (index + 1) * stride])
             for index in range(offer.max_slots)

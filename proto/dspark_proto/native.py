@@ -3,8 +3,8 @@
 Purpose: find the extension module that the build made from ``codec.c`` and check that it belongs to this code.
 Invariants: the decision falls once, at import; ``DSPARK_NATIVE=0`` in the environment forces Python; without the
 extension everything works, slower, with equal bytes, results and errors. C does valid input only and leaves the rest
-to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix`` and ``rows``; it builds
-nothing.
+to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix``, ``rows``, ``checksums``
+and ``memory``; it builds nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .buffers import Buffer
 
 VARIABLE: Final = "DSPARK_NATIVE"
 
-INTERFACE: Final = 2
+INTERFACE: Final = 3
 """INTERFACE of codec.c: after an update without a rebuild, arguments would mean something else."""
 
 Plan: TypeAlias = tuple[str, str, int, int, object]
@@ -25,6 +25,11 @@ Plan: TypeAlias = tuple[str, str, int, int, object]
 
 RowShape: TypeAlias = tuple[int, int, int, int, int]
 """Rows, bytes of a row's ids and of its q, least and most entries of a row."""
+
+
+Blank: TypeAlias = tuple[int, ...]
+"""A ROW frame to be filled: bytes of its control, first row, rows, checksum kind, bodies, and of each body, as offsets
+in the frame, where it begins and where its checksum is."""
 
 
 class Table(Protocol):
@@ -47,12 +52,26 @@ class Table(Protocol):
     def read_prefix(self, frame: Buffer, /) -> Any:
         """The prefix of a frame, of the table of ``Prefix``."""
 
+    def is_sound(self, descriptor: object, padded: Buffer, /) -> bool:
+        """Whether a body and its padding are what the descriptor says, of the table of ``BodyDescriptor``."""
+
+    def stage(
+        self, frame: Buffer, descriptors: tuple[object, ...], out: Buffer, spans: tuple[tuple[int, int], ...], /
+    ) -> bool:
+        """Check the bodies, which end the frame, and copy each to its (start, bytes) of ``out``; of that table too.
+
+        When False, parts may have been copied.
+        """
+
 
 class Codec(Protocol):
     """The extension module."""
 
     INTERFACE: int
     """The :data:`INTERFACE` that it was built with."""
+
+    CPU_CRC: bool
+    """Whether it computes CRC32C with the CPU's own instruction."""
 
     def Table(self, record: type, fields: tuple[Plan, ...], defaults: tuple[tuple[str, object], ...], /) -> Table:
         """The table of a record class; ``defaults`` are of attributes that do not travel."""
@@ -61,9 +80,30 @@ class Codec(Protocol):
         """Give a frame another key, and the crcs of the control that it has now."""
 
     def check_rows(
-        self, block: Buffer, shape: RowShape, vocab_size: int, /
+        self, block: Buffer, shape: RowShape, vocab_size: int, kind: int = ..., checksum: bytes = ..., /
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-        """Tokens, entries and confidences of a reply's block whose every row is sound."""
+        """Tokens, entries and confidences of a reply's block whose every row is sound and that has the checksum."""
+
+    def fill_rows(
+        self,
+        frame: Buffer,
+        blank: Blank,
+        ids: Buffer,
+        q: Buffer,
+        shape: RowShape,
+        columns: tuple[Sequence[int], ...],
+        slot: int,
+        generation: int,
+        round: int,
+        /,
+    ) -> bool:
+        """Write the blank's rows of a whole reply, their checksums, the key and its crcs into a ROW frame."""
+
+    def checksum(self, kind: int, pieces: Sequence[Buffer], /) -> bytes:
+        """The body checksum of bytes that lie in several places."""
+
+    def address(self, buffer: Buffer, /) -> int:
+        """Where the buffer's memory begins."""
 
     def write_records(
         self,

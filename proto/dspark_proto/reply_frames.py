@@ -13,22 +13,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from .bodies import BodyDescriptor
-from .buffers import ZEROS
+from .buffers import ZEROS, aligned
 from .canonical import encode_canonical
 from .checksums import BODY_CHECKSUM_BYTES, NO_CHECKSUM, body_checksum, pieces_checksum
 from .frame import body_views, encode_frame_into
 from .limits import PREFIX_BYTES
 from .messages import Row
-from .prefix import Key, read_prefix, rewrite_key
+from .native import Blank
+from .prefix import Key, Prefix, read_prefix, rewrite_key
 from .registry import Checksum
-from .rows import Columns, ReplyLayout, write_records
+from .rows import Columns, ReplyLayout, fill_rows, write_records
 
 
 @dataclass(frozen=True, slots=True)
 class _RowFrame:
     """One encoded ROW: views of its bodies without padding, and where its control has their checksums.
 
-    ``blank`` is all that comes before the bodies, ``padding`` the zeros behind each.
+    ``blank`` is all that comes before the bodies, ``padding`` the zeros behind each; ``plan`` is what the compiled
+    codec has to know to fill it.
     """
 
     frame: memoryview
@@ -38,6 +40,7 @@ class _RowFrame:
     bodies: tuple[memoryview, ...]
     padding: tuple[memoryview, ...]
     checksums: tuple[slice, ...]
+    plan: Blank
 
 
 class ReplyFrames:
@@ -64,6 +67,7 @@ class ReplyFrames:
         frame = self.rest[: encode_frame_into(self.rest, row, Key(), bodies)]
         prefix = read_prefix(frame)
         views = body_views(prefix, row, frame)
+        checksums = tuple(_checksum_places(PREFIX_BYTES + prefix.control_bytes, row.bodies))
         self._rows.append(
             _RowFrame(
                 frame,
@@ -72,7 +76,8 @@ class ReplyFrames:
                 slice(row.first_row, row.first_row + row.row_count),
                 tuple(view[: body.body_bytes] for view, body in zip(views, row.bodies, strict=True)),
                 tuple(view[body.body_bytes :] for view, body in zip(views, row.bodies, strict=True)),
-                tuple(_checksum_places(PREFIX_BYTES + prefix.control_bytes, row.bodies)),
+                checksums,
+                _plan(prefix, row, len(frame), checksums),
             )
         )
         self.rest = self.rest[len(frame) :]
@@ -90,6 +95,8 @@ class ReplyFrames:
         Raises :class:`LocalProtocolError` BAD_ROW_RECORD; the frames are then those of no reply.
         """
         for one in self._rows:
+            if fill_rows(one.frame, one.plan, ids, q, self.layout, key, columns):
+                continue
             part = columns if len(self._rows) == 1 else tuple(column[one.rows] for column in columns)
             self._write_rows(one, ids, q, part)
             for place, body in zip(one.checksums, one.bodies, strict=True):
@@ -120,6 +127,17 @@ def _blank_row(
     """The ROW of some rows, without the checksums of its bodies."""
     bodies = tuple(BodyDescriptor(*shape, checksum, NO_CHECKSUM) for shape in layout.shapes(row_count))
     return Row(session, epoch, first_row, row_count, layout.depth, layout.support, layout.representation, bodies)
+
+
+def _plan(prefix: Prefix, row: Row, frame_bytes: int, checksums: tuple[slice, ...]) -> Blank:
+    """See :data:`Blank`."""
+    start = frame_bytes - prefix.body_bytes
+    places: list[int] = []
+    for body, checksum in zip(row.bodies, checksums, strict=True):
+        places += (start, checksum.start)
+        start += aligned(body.body_bytes)
+    kind = row.bodies[0].checksum_kind
+    return (prefix.control_bytes, row.first_row, row.row_count, int(kind), len(row.bodies), *places)
 
 
 def _checksum_places(end: int, bodies: tuple[BodyDescriptor, ...]) -> list[slice]:

@@ -19,11 +19,12 @@ from struct import Struct, pack
 from typing import Final, NamedTuple, TypeAlias
 
 from .buffers import Buffer, aligned, byte_view
-from .checksums import crc32c
+from .checksums import body_checksum, crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
-from .limits import CONFIDENCE_MAX, DEPTH_MAX, ROW_CHUNK_BYTES, VOCAB_MAX
-from .native import RowShape, codec
-from .registry import BodyKind, Dtype, ErrorCode, Representation
+from .limits import CONFIDENCE_MAX, DEPTH_MAX, ROW_CHUNK_BYTES, U32_MAX, VOCAB_MAX
+from .native import Blank, RowShape, codec
+from .prefix import Key
+from .registry import BodyKind, Checksum, Dtype, ErrorCode, Representation
 
 RECORD_BYTES: Final = 16
 ENTRY_BYTES: Final = 4
@@ -33,8 +34,8 @@ _UNDER_CRC: Final = Struct("<iII")
 _ONE: Final = pack("<f", 1.0)
 _NO_OPINION: Final = (CONFIDENCE_MAX,)
 
-_ROW_BYTES_MAX: Final = 4096
-"""Bytes of q from which on the checksum wheel, which uses the CPU's crc32 instruction, beats the compiled codec."""
+_ROW_BYTES_MAX: Final = U32_MAX if codec is not None and codec.CPU_CRC else 4096
+"""Bytes of q from which on the checksum wheel beats a compiled codec that does not use the CPU's crc32 instruction."""
 
 Columns: TypeAlias = tuple[Sequence[int], ...]
 """Tokens, entries and confidences of some rows, in this order."""
@@ -192,6 +193,17 @@ def write_records(records: memoryview, ids: memoryview, q: memoryview, layout: R
         _RECORD.pack_into(records, index * RECORD_BYTES, token, entries, crc, confidence)
 
 
+def fill_rows(
+    frame: memoryview, blank: Blank, ids: memoryview, q: memoryview, layout: ReplyLayout, key: Key, columns: Columns
+) -> bool:
+    """Write the blank's rows of a reply into its ROW frame under ``key``, where the compiled codec can."""
+    return (
+        codec is not None
+        and layout.row_bytes <= _ROW_BYTES_MAX
+        and codec.fill_rows(frame, blank, ids, q, layout.shape, columns, key.slot, key.generation, key.round)
+    )
+
+
 def implied_entries(tokens: Sequence[int]) -> tuple[memoryview, memoryview]:
     """The ids int32 [depth, 1] and q float32 [depth, 1] of rows that have no more than their token."""
     depth = len(tokens)
@@ -229,6 +241,22 @@ def check_reply(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowR
         if columns is not None:
             return RowRecords(*columns)
     return check_reply_plainly(block, layout, vocab_size)
+
+
+def check_whole_reply(
+    block: memoryview, layout: ReplyLayout, vocab_size: int, kind: Checksum, checksum: bytes
+) -> RowRecords:
+    """The records of a received block that must have this checksum.
+
+    Raises :class:`RemoteProtocolError` BAD_REPLY_CHECKSUM, or as :func:`check_reply` does.
+    """
+    if codec is not None and layout.row_bytes <= _ROW_BYTES_MAX:
+        columns = codec.check_rows(block, layout.shape, vocab_size, kind, checksum)
+        if columns is not None:
+            return RowRecords(*columns)
+    if body_checksum(kind, block) != checksum:
+        raise RemoteProtocolError(ErrorCode.BAD_REPLY_CHECKSUM, "COMPLETION.reply_checksum")
+    return check_reply(block, layout, vocab_size)
 
 
 def check_reply_plainly(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowRecords:

@@ -16,6 +16,7 @@ from typing import Final
 
 from .buffers import Buffer, aligned, byte_view
 from .errors import LocalProtocolError
+from .memory import aligned_memory
 from .prefix import Key
 from .registry import ErrorCode
 from .rows import ReplyLayout
@@ -118,7 +119,7 @@ class Staging:
     ``allocate(bytes)`` returns zeroed writable memory once; a caller passes page-locked memory where it can.
     """
 
-    def __init__(self, lease_count: int, block_bytes: int, allocate: Callable[[int], Buffer] = bytearray) -> None:
+    def __init__(self, lease_count: int, block_bytes: int, allocate: Callable[[int], Buffer] = aligned_memory) -> None:
         stride = aligned(block_bytes)
         storage = byte_view(allocate(lease_count * stride))
         starts = range(0, lease_count * stride, stride)

@@ -29,6 +29,7 @@ from .events import (
 )
 from .hello import Accept, Challenge, Hello, Reject
 from .limits import NANOSECONDS_PER_MS, SILENT_HEARTBEATS, SLOT_NONE, U64_MAX
+from .memory import aligned_memory
 from .messages import STATUS_OK, Completion, Drain, ErrorMessage, Message, Ping, Pong, Row, Stats
 from .negotiation import HelloParameters, Negotiated, accepted_terms
 from .peer import Peer
@@ -52,7 +53,7 @@ class VerifierInbox(Peer):
     def __init__(
         self,
         parameters: HelloParameters,
-        allocate: Callable[[int], Buffer] = bytearray,
+        allocate: Callable[[int], Buffer] = aligned_memory,
         direct_receive: bool = False,
     ) -> None:
         super().__init__(parameters)

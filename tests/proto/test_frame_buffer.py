@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from transport_ends import context_frame, ping
 
@@ -125,3 +127,19 @@ def test_a_bad_prefix_ends_the_stream_after_the_frames_before_it(prefix: bytes, 
     assert feed(buffer, ping(1) + prefix + ping(2), 10_000) == [ping(1)]
     assert buffer.fault is code
     assert budget.granted == 0
+
+
+def test_a_frame_lies_where_the_kernel_copies_fast() -> None:
+    frame = context_frame(100_000)
+    buffer = FrameBuffer(FRAME_BYTES_MAX, Budget())
+    addresses, left = [], len(frame)
+    while left:
+        buffer.recycle()
+        room = buffer.room()
+        addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(room)))
+        count = min(len(room), left)
+        room[:count] = frame[len(frame) - left :][:count]
+        left -= count
+        buffer.add(count)
+    assert len(addresses) > 2
+    assert {address % 64 for address in addresses} == {0}

@@ -16,6 +16,7 @@ from typing import Final
 
 from ..errors import RemoteProtocolError
 from ..limits import PREFIX_BYTES
+from ..memory import aligned_memory
 from ..prefix import read_prefix
 from ..registry import ErrorCode
 
@@ -37,7 +38,7 @@ class FrameBuffer:
         self.fault: ErrorCode | None = None
         self._limit = frame_bytes_max
         self._grow = grow
-        self._storage = memoryview(bytearray(START_BYTES))
+        self._storage = aligned_memory(START_BYTES)
         self._start = 0
         self._end = 0
         self._frame_bytes = 0
@@ -75,7 +76,7 @@ class FrameBuffer:
         if not self._grow(size - held):
             self.fault = ErrorCode.LIMIT_EXCEEDED
             return
-        larger = memoryview(bytearray(size))
+        larger = aligned_memory(size)
         larger[:held] = self._storage
         self._storage = larger
 
