@@ -13,7 +13,6 @@ into leased staging, is all that follows. Spec: SPEC.md, section "Plain TCP mapp
 from __future__ import annotations
 
 import select
-import selectors
 import socket
 import ssl
 import time
@@ -25,7 +24,7 @@ from typing import Final
 from ..buffers import Buffer
 from .base import PeerFrame
 from .bounds import LinkCounters, LinkLimits
-from .dialer import Dialer, listen, wait_for
+from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
 from .frame_buffer import START_BYTES, FrameBuffer
 from .security import NO_SECURITY, Security, check_fits, check_listen
@@ -33,7 +32,8 @@ from .stream import Stream, TlsStream
 from .tls import client_context, server_context
 
 _ACCEPT_BURST: Final = 16
-_SWEEP_S: Final = 0.5
+_READ_WRITE: Final = select.POLLIN | select.POLLOUT
+_SWEEP_MS: Final = 500
 """How often deadlines of connections are looked at."""
 
 
@@ -52,6 +52,8 @@ class TcpClient:
         self._tls = None if security.tls is None else client_context(security.tls)
         self._dialer = Dialer(self._address)
         self._stream: Stream | None = None
+        self._waiting = select.poll()
+        self._events = 0
         self._is_shut = False
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
@@ -113,6 +115,7 @@ class TcpClient:
             return
         buffer = FrameBuffer(self._limits.frame_bytes_max, lambda _: True)
         self._stream = _make_stream(connected, buffer, self._limits, self._tls, self._address.host)
+        self._waiting, self._events = select.poll(), 0
         self._stream.advance()
 
     def _wait(self, timeout_ms: float) -> bool:
@@ -120,8 +123,11 @@ class TcpClient:
         if self._stream is None:
             self._dialer.wait(timeout_ms)
             return False
-        events = select.POLLIN | (select.POLLOUT if self._stream.wants_write else 0)
-        return wait_for(self._stream.socket, events, timeout_ms)
+        events = _READ_WRITE if self._stream.wants_write else select.POLLIN
+        if events != self._events:
+            self._waiting.register(self._stream.socket, events)
+            self._events = events
+        return bool(self._waiting.poll(timeout_ms))
 
 
 class TcpServer:
@@ -146,9 +152,10 @@ class TcpServer:
         self._tls = None if security.tls is None else server_context(security.tls)
         self._listener = listen(address)
         self._endpoint = str(Address(address.scheme, address.host, self._listener.getsockname()[1]))
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._waiting = select.poll()
+        self._waiting.register(self._listener, select.POLLIN)
         self._peers: dict[bytes, _Peer] = {}
+        self._of_descriptor: dict[int, _Peer] = {}
         self._serial = 0
         self._receive_bytes = 0
         self._next_sweep_s = 0.0
@@ -175,7 +182,7 @@ class TcpServer:
         while True:
             now = time.monotonic()
             self._sweep(now)
-            arrived = self._turn(max(0.0, min(until - now, _SWEEP_S)))
+            arrived = self._turn(max(0.0, min((until - now) * 1000, _SWEEP_MS)))
             if arrived or time.monotonic() >= until:
                 return arrived
 
@@ -184,18 +191,19 @@ class TcpServer:
         for peer in list(self._peers.values()):
             peer.stream.close()
         self._peers.clear()
-        self._selector.close()
+        self._of_descriptor.clear()
         self._listener.close()
 
-    def _turn(self, timeout_s: float) -> list[PeerFrame]:
+    def _turn(self, timeout_ms: float) -> list[PeerFrame]:
         """Wait once, then serve every socket that is ready."""
         pending = [peer for peer in self._peers.values() if peer.stream.has_pending]
         arrived: list[PeerFrame] = []
-        for key, _ in self._selector.select(0 if pending else timeout_s):
-            if key.data is None:
+        for descriptor, _ in self._waiting.poll(0 if pending else timeout_ms):
+            peer = self._of_descriptor.get(descriptor)
+            if peer is None:
                 self._accept()
-            elif key.data not in pending:
-                pending.append(key.data)
+            elif peer not in pending:
+                pending.append(peer)
         for peer in pending:
             arrived += self._serve(peer)
         return arrived
@@ -215,16 +223,17 @@ class TcpServer:
         if peer.stream.is_closed:
             self._forget(peer)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.stream.wants_write else 0)
+        events = _READ_WRITE if peer.stream.wants_write else select.POLLIN
         if events != peer.events:
-            self._selector.modify(peer.stream.socket, events, peer)
+            self._waiting.modify(peer.descriptor, events)
             peer.events = events
 
     def _forget(self, peer: _Peer) -> None:
         del self._peers[peer.name]
         self._receive_bytes -= peer.stream.buffer.capacity
-        # A closed socket has no descriptor any more, so the selector's own map has to be asked.
-        self._selector.unregister(peer.registered)
+        # A closed socket does not know its descriptor any more.
+        del self._of_descriptor[peer.descriptor]
+        self._waiting.unregister(peer.descriptor)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT_BURST):
@@ -245,8 +254,8 @@ class TcpServer:
             accepted, FrameBuffer(self._limits.frame_bytes_max, self._grow), self._limits, self._tls, None
         )
         peer = _Peer(self._serial.to_bytes(8, "big"), stream, stream.socket.fileno(), time.monotonic())
-        self._peers[peer.name] = peer
-        self._selector.register(stream.socket, peer.events, peer)
+        self._peers[peer.name] = self._of_descriptor[peer.descriptor] = peer
+        self._waiting.register(peer.descriptor, peer.events)
 
     def _grow(self, size: int) -> bool:
         """Whether the connections may hold ``size`` more bytes of receive memory."""
@@ -259,7 +268,7 @@ class TcpServer:
         """Close the connections that owe a frame."""
         if now < self._next_sweep_s:
             return
-        self._next_sweep_s = now + _SWEEP_S
+        self._next_sweep_s = now + _SWEEP_MS / 1000
         for peer in list(self._peers.values()):
             allowed_ms = self._limits.idle_ms if peer.is_known else self._limits.first_frame_ms
             if (now - peer.heard_s) * 1000 > allowed_ms:
@@ -274,10 +283,10 @@ class _Peer:
 
     name: bytes
     stream: Stream
-    registered: int
+    descriptor: int
     heard_s: float
     is_known: bool = False
-    events: int = selectors.EVENT_READ
+    events: int = select.POLLIN
 
 
 def _make_stream(
