@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,7 +46,7 @@ from dspark_proto import (
 )
 from dspark_proto.transports import ClientTransport, ServerTransport, open_client, open_server
 from dspark_proto.transports.inproc import QUEUE_FRAMES, InprocServer
-from dspark_proto.transports.zmq import PARTS_MAX, ZmqClient, ZmqServer
+from dspark_proto.transports.zmq import LARGE_BYTES, PARTS_MAX, ZmqClient, ZmqServer, _runs
 from tests.link_keys import Keys, make_keys
 
 BIG_BYTES = 8 * 2**20
@@ -279,6 +282,54 @@ def test_zmq_sends_many_frames_in_messages_that_the_other_end_takes() -> None:
     assert server.dropped_messages == 0
     client.close()
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([64] * 5, [5]),
+        ([LARGE_BYTES], [1]),
+        ([64, LARGE_BYTES, 64, 64], [2, 2]),
+        ([LARGE_BYTES] * 5 + [64], [1] * 5 + [1]),
+        ([LARGE_BYTES] * 64, [4] * 16),
+        ([10] * 130, [63, 63, 4]),
+        ([], []),
+    ],
+)
+def test_zmq_ends_a_message_with_a_large_frame(sizes: list[int], parts: list[int]) -> None:
+    frames = [bytes(size) for size in sizes]
+    runs = list(_runs(frames))
+    assert [len(run) for run in runs] == parts
+    assert [id(frame) for run in runs for frame in run] == [id(frame) for frame in frames]
+
+
+FAULTS = """
+import resource, sys
+from dspark_proto.transports.zmq import ZmqClient, ZmqServer
+server = ZmqServer()
+client = ZmqClient(server.endpoint)
+frames, faults = [bytes(600_000)] * 4, []
+for _ in range(16):
+    assert client.send(frames, timeout_ms=5000)
+    arrived = 0
+    while arrived < len(frames):
+        arrived += len(server.poll(5000))
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print((faults[-1] - faults[-9]) // 8)
+"""
+
+
+def faults_of_a_round(**variables: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    command = [sys.executable, "-c", FAULTS]
+    return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
+def test_zmq_messages_get_the_memory_of_the_round_before_unless_the_environment_says_otherwise() -> None:
+    """Four frames of 600,000 bytes are 586 pages, there and back."""
+    assert faults_of_a_round() < 200
+    assert faults_of_a_round(MALLOC_MMAP_THRESHOLD_="131072") > 500
 
 
 # A worker in its own process, killed in mid-stream

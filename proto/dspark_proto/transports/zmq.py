@@ -21,10 +21,16 @@ from ..buffers import Buffer
 from ..limits import FRAME_BYTES_MAX
 from .base import PeerFrame, TransportError
 from .curve import CurveGate, connect_curve, serve_curve
+from .message_memory import keep_message_memory
 from .security import NO_SECURITY, Security, check_fits, check_listen
 
 QUEUE_MESSAGES: Final = 256
 PARTS_MAX: Final = 64
+LARGE_BYTES: Final = 64 * 1024
+RUNS_MAX: Final = 16
+"""A message ends with so many bytes, or with a larger share of what is sent, so that a send fills little of a queue:
+nobody sees a message before all of it is there, and the other end can take large frames in while others come."""
+
 BURST_MESSAGES: Final = 64
 """Messages that one ``poll`` takes at most, so that a fast peer cannot starve the caller's deadlines."""
 
@@ -39,6 +45,7 @@ class _Link:
     """Socket options and part-wise reception that both ends share."""
 
     def __init__(self, kind: int) -> None:
+        keep_message_memory()
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._gate: CurveGate | None = None
@@ -195,8 +202,15 @@ def _runs(frames: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
     """``frames`` in runs that fit a message beside a name. Only the first can find the queue of a live peer full
     and leave nothing sent; a caller that is told False about a longer list gives the link up anyway.
     """
-    for start in range(0, len(frames), PARTS_MAX - 1):
-        yield frames[start : start + PARTS_MAX - 1]
+    share = max(LARGE_BYTES, sum(map(len, frames)) // RUNS_MAX)
+    start = held = 0
+    for end, frame in enumerate(frames, 1):
+        held += len(frame)
+        if end - start == PARTS_MAX - 1 or held >= share:
+            yield frames[start:end]
+            start, held = end, 0
+    if start < len(frames):
+        yield frames[start:]
 
 
 @contextmanager
