@@ -668,20 +668,54 @@ static PyObject *table_write(Table *table, PyObject *const *arguments, Py_ssize_
     return PyLong_FromSsize_t(end < 0 ? 0 : end);
 }
 
+/* Whether these are the bytes of a prefix without a fault, and its numbers, in the order of Prefix's fields. */
+static int sound_prefix(const uint8_t *at, Py_ssize_t count, uint64_t numbers[8]) {
+    if (count < PREFIX_BYTES || memcmp(at, "DSPK", 4) || at[4] != MAJOR || at[7] || at[14] || at[15] ||
+        crc32c(0, at, PREFIX_BYTES - 4) != load32(at + 44))
+        return 0;
+    uint64_t bodies = at[12] | (uint64_t)at[13] << 8, body_bytes = load64(at + 16);
+    uint64_t found[8] = {at[6],          load32(at + 8),  bodies,          body_bytes,
+                         load64(at + 24), load32(at + 32), load32(at + 36), load32(at + 40)};
+    memcpy(numbers, found, sizeof found);
+    return body_bytes % ALIGNMENT == 0 && !body_bytes == !bodies;
+}
+
+static int in_field(const Field *field, uint64_t number) {
+    if (field->kind != CHOICE)
+        return field->minimum <= number && number <= field->maximum;
+    PyObject *found = choice(field, number);
+    Py_XDECREF(found);
+    return found != NULL;
+}
+
+/* Table.frame_bytes(buffer, start, end): length of the frame that begins at ``start``, from its prefix; 0 when that has a
+ * fault or is not all there before ``end``. Of the table of Prefix. */
+static PyObject *table_frame_bytes(Table *table, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer buffer;
+    uint64_t start, end, numbers[8];
+    if (count != 3 || table->field_count != 8 || !as_uint(arguments[1], &start) || !as_uint(arguments[2], &end))
+        return PyLong_FromLong(0);
+    if (PyObject_GetBuffer(arguments[0], &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int sound = start <= end && end <= (uint64_t)buffer.len &&
+                sound_prefix((const uint8_t *)buffer.buf + start, (Py_ssize_t)(end - start), numbers);
+    PyBuffer_Release(&buffer);
+    for (int i = 0; sound && i < 8; i++)
+        sound = in_field(&table->fields[i], numbers[i]);
+    if (!sound)
+        return PyLong_FromLong(0);
+    return PyLong_FromUnsignedLongLong((uint64_t)aligned(PREFIX_BYTES + (Py_ssize_t)numbers[1]) + numbers[3]);
+}
+
 /* Table.read_prefix(frame): of the table of Prefix, whose fields are in the order of ``numbers``. */
 static PyObject *table_read_prefix(Table *table, PyObject *frame) {
     Py_buffer buffer;
     if (PyObject_GetBuffer(frame, &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
-    const uint8_t *at = buffer.buf;
     PyObject *prefix = NULL;
-    if (buffer.len >= PREFIX_BYTES && !memcmp(at, "DSPK", 4) && at[4] == MAJOR && at[7] == 0 && !at[14] && !at[15] &&
-        crc32c(0, at, PREFIX_BYTES - 4) == load32(at + 44)) {
-        uint64_t bodies = at[12] | (uint64_t)at[13] << 8, body_bytes = load64(at + 16);
-        uint64_t numbers[8] = {at[6],          load32(at + 8),  bodies,          body_bytes,
-                               load64(at + 24), load32(at + 32), load32(at + 36), load32(at + 40)};
-        if (table->field_count == 8 && body_bytes % ALIGNMENT == 0 && !body_bytes == !bodies)
-            prefix = new_record(table);
+    uint64_t numbers[8];
+    if (table->field_count == 8 && sound_prefix(buffer.buf, buffer.len, numbers)) {
+        prefix = new_record(table);
         for (int i = 0; prefix && i < 8; i++) {
             PyObject *value = number_value(&table->fields[i], numbers[i]);
             if (!value)
@@ -1083,6 +1117,7 @@ static PyMethodDef table_methods[] = {
     {"read", (PyCFunction)(void (*)(void))table_read, METH_FASTCALL, NULL},
     {"write", (PyCFunction)(void (*)(void))table_write, METH_FASTCALL, NULL},
     {"read_prefix", (PyCFunction)table_read_prefix, METH_O, NULL},
+    {"frame_bytes", (PyCFunction)(void (*)(void))table_frame_bytes, METH_FASTCALL, NULL},
     {"is_sound", (PyCFunction)(void (*)(void))table_is_sound, METH_FASTCALL, NULL},
     {"stage", (PyCFunction)(void (*)(void))table_stage, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

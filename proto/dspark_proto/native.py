@@ -52,6 +52,9 @@ class Table(Protocol):
     def read_prefix(self, frame: Buffer, /) -> Any:
         """The prefix of a frame, of the table of ``Prefix``."""
 
+    def frame_bytes(self, buffer: Buffer, start: int, end: int, /) -> int:
+        """Length of the frame at ``start``, by its prefix; 0 when that is damaged or incomplete. Of that table too."""
+
     def is_sound(self, descriptor: object, padded: Buffer, /) -> bool:
         """Whether a body and its padding are what the descriptor says, of the table of ``BodyDescriptor``."""
 

@@ -127,6 +127,15 @@ def read_prefix(view: memoryview) -> Prefix:
     return read_prefix_plainly(view) if prefix is None else prefix
 
 
+def frame_bytes(view: memoryview, start: int, end: int) -> int:
+    """Length of the frame at ``start`` of ``view``, of which ``end - start`` bytes are there, from its prefix.
+
+    Raises :class:`RemoteProtocolError` as :func:`read_prefix` does.
+    """
+    length = 0 if _TABLE is None else _TABLE.frame_bytes(view, start, end)
+    return length or read_prefix(view[start:end]).frame_bytes
+
+
 def read_prefix_plainly(view: memoryview) -> Prefix:
     """:func:`read_prefix` in Python: without the compiled codec, and for what it did not accept."""
     if len(view) < PREFIX_BYTES:

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from dspark_proto.fields import Bin, Choice, Field, Record, Records, UInt
 from dspark_proto.frame import MESSAGES, decode_control_plainly, encode_values_into
 from dspark_proto.limits import PREFIX_BYTES, VOCAB_MAX
 from dspark_proto.messages import Completion, Message, Ping, Reset, Row, Step
-from dspark_proto.prefix import _TABLE, Prefix, read_prefix_plainly, rewrite_key, write_prefix
+from dspark_proto.prefix import _TABLE, Prefix, frame_bytes, read_prefix_plainly, rewrite_key, write_prefix
 from dspark_proto.registry import MessageType
 from dspark_proto.rows import check_reply_plainly, write_reply
 
@@ -337,6 +337,54 @@ def test_a_key_is_rewritten_as_a_whole_prefix_would_be() -> None:
     frame[PREFIX_BYTES + 2] = 7
     rewrite_key(frame, Key(2**32 - 1, 2**63, 2**32 - 2), 3)
     assert frame == encode_frame(Ping(5, 7), Key(2**32 - 1, 2**63, 2**32 - 2))
+
+
+def lengths(frame: bytes, start: int, end: int) -> tuple[int, int | ErrorCode]:
+    """What the compiled codec says of a frame's length, and what ``frame_bytes`` does, or why not."""
+    try:
+        whole: int | ErrorCode = frame_bytes(memoryview(frame), start, end)
+    except RemoteProtocolError as error:
+        whole = error.code
+    return _TABLE.frame_bytes(frame, start, end), whole  # type: ignore[union-attr]
+
+
+@built
+def test_the_length_of_a_frame_is_that_of_its_prefix_and_nothing_for_a_bad_one() -> None:
+    frames = transcript()[:12]
+    stream, start = b"".join(frames), 0
+    for frame in frames:
+        assert lengths(stream, start, start + PREFIX_BYTES) == (len(frame), len(frame))
+        assert lengths(stream, start, len(stream)) == (len(frame), len(frame))
+        for end in (start, start + 1, start + PREFIX_BYTES - 1):
+            assert lengths(stream, start, end) == (0, ErrorCode.WRONG_SIZE)
+        start += len(frame)
+    prefix = frames[0][:PREFIX_BYTES]
+    for index in range(PREFIX_BYTES):
+        for value in {prefix[index] ^ 1, 0, 255} - {prefix[index]}:
+            damaged = prefix[:index] + bytes([value]) + prefix[index + 1 :]
+            assert lengths(damaged, 0, PREFIX_BYTES) == (0, refusal(partial(read_prefix_plainly, memoryview(damaged))))
+    for start, end in ((1, 0), (0, PREFIX_BYTES + 1), (2**63, 2**63), (-1, PREFIX_BYTES), (2**64, 2**65)):
+        assert _TABLE.frame_bytes(prefix, start, end) == 0  # type: ignore[union-attr]
+
+
+@built
+def test_the_length_of_a_frame_is_refused_for_every_number_that_a_prefix_may_not_have() -> None:
+    good = Prefix(MessageType.STEP, 100, 1, 128, 5, 6, 7, 8)
+    out = memoryview(bytearray(PREFIX_BYTES))
+    for change, code in (
+        ({"type": 99}, ErrorCode.UNKNOWN_TYPE),
+        ({"control_bytes": 0}, ErrorCode.LIMIT_EXCEEDED),
+        ({"control_bytes": 4097}, ErrorCode.LIMIT_EXCEEDED),
+        ({"body_count": 33}, ErrorCode.LIMIT_EXCEEDED),
+        ({"body_bytes": 2**63}, ErrorCode.LIMIT_EXCEEDED),
+        ({"body_bytes": 129}, ErrorCode.WRONG_SIZE),
+        ({"body_bytes": 0}, ErrorCode.WRONG_SIZE),
+        ({"body_count": 0}, ErrorCode.WRONG_SIZE),
+    ):
+        write_prefix(out, replace(good, **change))
+        assert lengths(bytes(out), 0, PREFIX_BYTES) == (0, code), change
+    write_prefix(out, good)
+    assert lengths(bytes(out), 0, PREFIX_BYTES) == (192 + 128, 192 + 128)
 
 
 # Rows

@@ -17,7 +17,7 @@ from typing import Final
 from ..errors import RemoteProtocolError
 from ..limits import PREFIX_BYTES
 from ..memory import aligned_memory
-from ..prefix import read_prefix
+from ..prefix import frame_bytes
 from ..registry import ErrorCode
 
 START_BYTES: Final = 16 * 1024
@@ -58,7 +58,8 @@ class FrameBuffer:
         """Frames handed out so far are dead; their room is used again."""
         if self._start:
             rest = self.held
-            self._storage[:rest] = self._storage[self._start : self._end]
+            if rest:
+                self._storage[:rest] = self._storage[self._start : self._end]
             self._start, self._end = 0, rest
 
     def room(self) -> memoryview:
@@ -96,7 +97,7 @@ class FrameBuffer:
     def _next_length(self) -> int:
         """Bytes of the frame at ``_start``; 0, with ``fault`` set, for a prefix that is damaged or too large."""
         try:
-            length = read_prefix(self._storage[self._start : self._end]).frame_bytes
+            length = frame_bytes(self._storage, self._start, self._end)
         except RemoteProtocolError as error:
             self.fault = error.code
             return 0
