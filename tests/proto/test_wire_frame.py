@@ -25,6 +25,7 @@ from dspark_proto import (
 from dspark_proto.bodies import describe
 from dspark_proto.checksums import body_checksum
 from dspark_proto.messages import Cancel, Context, ErrorMessage, Ping, Step, StepItem
+from dspark_proto.prefix import frame_bytes, rewrite_key
 from dspark_proto.registry import BodyKind, Cause, Dtype, Lane, MessageType, Scope
 
 KEY = Key(3, 9, 4)
@@ -295,3 +296,18 @@ def test_a_step_with_two_items_for_a_slot_is_refused() -> None:
     with pytest.raises(LocalProtocolError) as caught:
         Step((item, item), ())
     assert (caught.value.code, caught.value.where) == (ErrorCode.BAD_FIELD, "STEP.items")
+
+
+def test_a_frame_among_others_says_how_long_it_is() -> None:
+    stream = memoryview(bytes(PING) + bytes(FRAME))
+    start, end = len(PING), len(PING) + 48
+    assert [frame_bytes(stream, 0, end), frame_bytes(stream, start, end)] == [len(PING), len(FRAME)]
+    with pytest.raises(RemoteProtocolError) as caught:
+        frame_bytes(stream, start, end - 1)
+    assert caught.value.code is ErrorCode.WRONG_SIZE
+
+
+def test_a_frame_under_another_key_is_what_encoding_it_gives() -> None:
+    frame = memoryview(bytearray(FRAME))
+    rewrite_key(frame, Key(2**32 - 1, 2**63, 2**32 - 2), read_prefix(FRAME).control_bytes)
+    assert frame == encode_frame(CONTEXT, Key(2**32 - 1, 2**63, 2**32 - 2), [BODY])
