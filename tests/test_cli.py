@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import socket
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from dspark import __version__, cli, doctor, placement, transport_check
 from dspark.doctor import Report
+from dspark_spark.build import SparkSettings
 from tests.conftest import TinyPair
 
 COMMANDS = [
@@ -53,6 +56,38 @@ def run(*lines: list[str], mode: str = "as-is") -> list[dict[str, Any]]:
 def walk(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     children = getattr(command, "commands", {})
     return [(path, command), *(pair for name, child in children.items() for pair in walk(child, (*path, name)))]
+
+
+@pytest.mark.parametrize(
+    "role", [["serve", "--no-restart-worker"], ["spark", "--worker", "tcp://127.0.0.1:9", "--allow-v1"]]
+)
+def test_options_of_the_engine_reach_its_settings(
+    monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair, role: list[str]
+) -> None:
+    """Every one differs from its default: an option that is dropped on the way changes nothing that anybody sees."""
+    seen: list[SparkSettings] = []
+
+    def build(settings: SparkSettings) -> Any:
+        seen.append(settings)
+        raise typer.Exit(7)
+
+    monkeypatch.setattr(placement, "prepare", lambda chosen: None)
+    monkeypatch.setattr("dspark_spark.build.build", build)
+    monkeypatch.setattr(cli.roles, "local_workers", lambda *_, **__: contextlib.nullcontext([]))
+    options = {
+        "target": tiny_pair.target, "speculative-config": tiny_pair.speculative(3), "threads": 1, "slots": 3,
+        "max-context": 96, "draft-deadline-ms": 77, "audit-rate": 0.5, "request-groups": 2,
+    }  # fmt: skip
+    typed = [f"--{name}={value}" for name, value in options.items()]
+    assert CliRunner().invoke(cli.app, [*role, "--adaptive-depth", *typed]).exit_code == 7
+    (settings,) = seen
+    engine = settings.engine
+    assert (settings.target, settings.draft_deadline_ms, settings.threads) == (str(tiny_pair.target), 77, 1)
+    assert settings.speculative is not None
+    assert settings.speculative.num_speculative_tokens == 3
+    assert settings.allow_v1 == ("--allow-v1" in role)
+    assert (engine.slots, engine.max_context, engine.threads) == (3, 96, 1)
+    assert (engine.audit_rate, engine.adaptive_depth, engine.request_groups) == (0.5, True, 2)
 
 
 def test_every_command_and_every_option_says_what_it_is_for() -> None:

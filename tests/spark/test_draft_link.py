@@ -13,7 +13,9 @@ import pytest
 from dspark import dyadic
 from dspark_proto import ErrorCode, LocalProtocolError, MessageType, SlotState
 from dspark_spark import draft_link
+from dspark_spark.draft_link import DraftLink
 from dspark_spark.engine import EngineSettings
+from dspark_spark.leases import DraftRound
 from tests.rig import Parts, Reader, Rig, build_rig, type_of
 
 pytestmark = pytest.mark.usefixtures("retry_at_once")
@@ -429,6 +431,34 @@ def test_credit_that_was_lost_with_a_frame_comes_back_with_a_new_start(parts: Pa
     assert (hook.hits, rig.link.reconnects) == (1, 1)
     rig.finish(reader)
     assert reader.last.stats.accepted > 0
+    rig.check_idle()
+
+
+def test_a_reply_that_is_there_is_read_whole_before_its_deadline_is_looked_at(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transport hands a large reply out in several reads; the turn that comes late must not stop after the first."""
+    reader = rig.ask(PROMPT, max_tokens=30)
+    rig.turns(3)
+    poll, held = rig.wire.poll, []
+
+    def one_frame_a_read(timeout_ms: int) -> list[memoryview]:
+        held.extend(poll(timeout_ms))
+        return [held.pop(0)] if held else []
+
+    def collect_late(self: DraftLink, round_: DraftRound) -> Any:
+        round_.until_ns = 0
+        self.listen()
+        return round_.ready
+
+    verified = reader.last.stats.verified
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.wire, "poll", one_frame_a_read)
+        patch.setattr(DraftLink, "collect", collect_late)
+        rig.turns(3)
+    assert rig.labelled("proposal_discards_total") == {}
+    rig.finish(reader)
+    assert reader.last.stats.verified > verified + 3
     rig.check_idle()
 
 

@@ -33,7 +33,9 @@ class ClientTransport(Protocol):
     """Spark's end: one connection to one worker."""
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames`` in order. False, with nothing sent, when the peer is absent or its queue full."""
+        """Send ``frames`` in order. False when the peer is absent or its queue full: nothing was sent, or, where the
+        list takes several messages (ZeroMQ), the first of them. Nothing ever follows a gap; a caller gives the list up.
+        """
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
         """Frames that have arrived, waiting up to ``timeout_ms`` for the first; valid until the next call."""
@@ -50,9 +52,7 @@ class ServerTransport(Protocol):
         """The bound address."""
 
     def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames`` to ``peer`` in order. False, and nothing sent, when it is absent or its queue is
-        full.
-        """
+        """Send ``frames`` to ``peer`` in order. False as of :meth:`ClientTransport.send`."""
 
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
         """Frames that have arrived, waiting up to ``timeout_ms`` for the first; valid until the next call."""

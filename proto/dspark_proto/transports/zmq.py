@@ -153,7 +153,7 @@ class ZmqClient(_Link):
             self._socket.connect(endpoint)
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames``, ``PARTS_MAX`` a message; waits up to ``timeout_ms`` for a connection with room."""
+        """Send ``frames`` in runs; waits up to ``timeout_ms`` for a connection with room, for each of them."""
         return all(self._send_parts(run, timeout_ms) for run in _runs(frames))
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
@@ -183,7 +183,7 @@ class ZmqServer(_Link):
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
-        """Send ``frames`` to ``peer``, at most ``PARTS_MAX`` parts a message."""
+        """Send ``frames`` to ``peer`` in runs, each after the name in a message."""
         try:
             return all(self._send_parts([peer, *run], timeout_ms) for run in _runs(frames))
         except zmq.ZMQError as error:
@@ -199,8 +199,10 @@ class ZmqServer(_Link):
 
 
 def _runs(frames: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-    """``frames`` in runs that fit a message beside a name. Only the first can find the queue of a live peer full
-    and leave nothing sent; a caller that is told False about a longer list gives the link up anyway.
+    """``frames`` in runs that fit a message beside a name, each ended by a large frame.
+
+    A queue can be full for any of them: what went before it is sent then, and nothing after it. Half a reply has no
+    COMPLETION, so its round ends at the deadline, as it does when nothing was sent.
     """
     share = max(LARGE_BYTES, sum(map(len, frames)) // RUNS_MAX)
     start = held = 0
