@@ -3,7 +3,8 @@
 One round is a STEP with taps for every request and all their replies: encode, send, wait, validate into leased
 staging. The other end is a stub drafter in its own process, with rows that were prepared before. After every round, in
 turn, a plain blocking socket moves the same bytes up and down, to a third process: ratios are taken inside a turn, so
-that drift of the machine cancels. Medians and quartiles are over turns.
+that drift of the machine cancels. Medians and quartiles are over turns. The verifier has cores of its own, and the other
+ends share the rest, as they would on two machines.
 
 The wait holds the link and the stub's own work (receive, write the reply, send it), which is also given by itself,
 as the stub reports it: validation of the STEP and the sending of heads and bodies cannot be taken out of it.
@@ -30,8 +31,11 @@ from dspark.wire_benchmark_peers import (
     TAP_WIDTH,
     TOKEN,
     Layout,
+    bound_to,
+    memory_of,
     plain_process,
     receive_exactly,
+    split_cores,
     stub_process,
 )
 from dspark_proto import (
@@ -177,7 +181,7 @@ class PlainEnd:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.sendall(SIZES.pack(up_bytes, down_bytes))
-        self._request, self._reply = bytes(up_bytes), memoryview(bytearray(down_bytes))
+        self._request, self._reply = memory_of(up_bytes), memory_of(down_bytes)
 
     def round(self) -> float:
         """Seconds of one exchange."""
@@ -192,11 +196,13 @@ class PlainEnd:
 
 
 @contextmanager
-def _verifiers(layout: Layout, requests: int, transports: Sequence[str]) -> Iterator[dict[str, Verifier]]:
+def _verifiers(
+    layout: Layout, requests: int, transports: Sequence[str], far: list[int]
+) -> Iterator[dict[str, Verifier]]:
     with ExitStack() as stack:
         found = {}
         for transport in transports:
-            endpoint = stack.enter_context(stub_process(layout, requests, SCHEMES[transport]))
+            endpoint = stack.enter_context(stub_process(layout, requests, SCHEMES[transport], far))
             client = open_client(endpoint)
             stack.callback(client.close)
             found[transport] = Verifier(client, layout, requests)
@@ -217,10 +223,12 @@ def run(
     """
     result: dict[str, object] = {"turns": turns, "transports": list(transports), "depth": DEPTH, "tap_rows": TAP_ROWS}
     quartiles: dict[str, list[float]] = {}
-    with plain_process() as port:
+    near, far = split_cores()
+    result["cores_apart"] = bool(near)
+    with bound_to(near), plain_process(far) as port:
         for layout, requests in cases:
             log(f"{layout.name} rows, {requests} requests")
-            with _verifiers(layout, requests, transports) as verifiers:
+            with _verifiers(layout, requests, transports, far) as verifiers:
                 _measure_case(result, quartiles, layout, requests, verifiers, port, turns)
                 if trace:
                     for transport, verifier in verifiers.items():

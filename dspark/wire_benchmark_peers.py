@@ -2,7 +2,9 @@
 
 The stub answers every STEP through `DrafterConnection` with rows that were prepared before, so that what it costs is
 the wire and not a model. The plain end receives as many bytes as a STEP frame has and sends as many as its replies
-have, and nothing else. Called by `wire_benchmark`; both end when their parent does.
+have, and nothing else. Both run on other cores than the verifier, for they stand for another machine: where the system
+puts both ends of a socket on one core, as it sometimes does, they share its caches and need no wake-up across cores.
+Called by `wire_benchmark`; both end when their parent does.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from dspark_proto import (
     StepArrived,
     StepItem,
 )
+from dspark_proto.memory import aligned_memory
 from dspark_proto.transports import ServerTransport, open_server
 
 DEPTH = 5
@@ -44,6 +47,34 @@ SIZES = struct.Struct("<QQ")
 
 _POLL_MS = 200
 _START_S = 60
+
+
+def split_cores() -> tuple[list[int], list[int]]:
+    """This thread's cores for the verifier and for the other ends; both empty where they cannot be kept apart."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    half = len(cores) // 2
+    return (cores[:half], cores[half:]) if half else ([], [])
+
+
+@contextmanager
+def bound_to(cores: list[int]) -> Iterator[None]:
+    """Keep this thread, and what it starts, on `cores`, if there are any."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def memory_of(length_bytes: int) -> memoryview:
+    """Memory of a plain end: aligned like that of frames, and written, like the rows of the stub."""
+    found = aligned_memory(length_bytes)
+    found[:] = b"\x5a" * length_bytes
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +105,8 @@ class Layout:
 
     def rows(self) -> dict[str, Any]:
         """Arguments of `DrafterConnection.reply`."""
-        q = np.zeros((DEPTH, self.support or self.vocab_size), np.float32)
+        # Written, not only reserved: pages that nobody wrote are all the same one, which is always in the cache.
+        q = np.full((DEPTH, self.support or self.vocab_size), 0.0, np.float32)
         ids = np.zeros((DEPTH, self.support), np.int32)
         if self.support:
             ids[:, 0], q[:, 0] = TOKEN, 1.0
@@ -105,7 +137,9 @@ class StubDrafter:
             return
         began = time.perf_counter_ns()
         for arrived in arrivals:
-            drafter = self._peers.setdefault(arrived.peer, DrafterConnection(self._parameters))
+            drafter = self._peers.get(arrived.peer)
+            if drafter is None:
+                drafter = self._peers[arrived.peer] = DrafterConnection(self._parameters)
             now_ns = time.monotonic_ns()
             for event in drafter.receive(arrived.frame, now_ns):
                 if isinstance(event, HelloReceived):
@@ -126,18 +160,19 @@ class StubDrafter:
             server.poll(0)
 
 
-def _run_stub(layout: Layout, slots: int, scheme: str, tell: Connection) -> None:
+def _run_stub(layout: Layout, slots: int, scheme: str, cores: list[int], tell: Connection) -> None:
     _end_with_parent()
-    server = open_server(f"{scheme}://127.0.0.1:0")
-    stub = StubDrafter(layout, slots)
-    tell.send_bytes(server.endpoint.encode())
-    while True:
-        stub.turn(server)
+    with bound_to(cores):
+        server = open_server(f"{scheme}://127.0.0.1:0")
+        stub = StubDrafter(layout, slots)
+        tell.send_bytes(server.endpoint.encode())
+        while True:
+            stub.turn(server)
 
 
-def _run_plain(tell: Connection) -> None:
+def _run_plain(cores: list[int], tell: Connection) -> None:
     _end_with_parent()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with bound_to(cores), socket.create_server(("127.0.0.1", 0)) as listener:
         tell.send_bytes(str(listener.getsockname()[1]).encode())
         while True:
             accepted, _ = listener.accept()
@@ -148,7 +183,7 @@ def _ping_pong(accepted: socket.socket) -> None:
     with accepted:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         up, down = SIZES.unpack(receive_exactly(accepted, memoryview(bytearray(SIZES.size))))
-        request, reply = memoryview(bytearray(up)), bytes(down)
+        request, reply = memory_of(up), memory_of(down)
         while receive_exactly(accepted, request):
             accepted.sendall(reply)
 
@@ -177,15 +212,15 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def stub_process(layout: Layout, slots: int, scheme: str) -> Iterator[str]:
-    """A stub drafter in its own process; gives its endpoint."""
-    yield from _process(_run_stub, layout, slots, scheme)
+def stub_process(layout: Layout, slots: int, scheme: str, cores: list[int]) -> Iterator[str]:
+    """A stub drafter in its own process, on `cores`; gives its endpoint."""
+    yield from _process(_run_stub, layout, slots, scheme, cores)
 
 
 @contextmanager
-def plain_process() -> Iterator[int]:
-    """A plain ping-pong end in its own process; gives its port."""
-    for text in _process(_run_plain):
+def plain_process(cores: list[int]) -> Iterator[int]:
+    """A plain ping-pong end in its own process, on `cores`; gives its port."""
+    for text in _process(_run_plain, cores):
         yield int(text)
 
 

@@ -79,7 +79,7 @@ def test_ratios_are_taken_inside_a_turn() -> None:
 def test_the_parts_of_a_round_are_the_round(result: dict[str, object]) -> None:
     seen: list[Round] = []
     layout = CASES[0][0]
-    with wire_benchmark._verifiers(layout, 2, ("tcp",)) as verifiers:
+    with wire_benchmark._verifiers(layout, 2, ("tcp",), []) as verifiers:
         verifier = verifiers["tcp"]
         seen += [verifier.round(verifier.prepare()) for _ in range(4)]
         staging = verifier.connection.staging
@@ -92,7 +92,7 @@ def test_the_parts_of_a_round_are_the_round(result: dict[str, object]) -> None:
 
 def test_processes_end_with_the_benchmark() -> None:
     before = children()
-    with plain_process():
+    with plain_process([]):
         assert len(children() - before) >= 1
     until = time.monotonic() + 10
     while children() - before - resource_trackers():
