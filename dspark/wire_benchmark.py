@@ -3,8 +3,8 @@
 One round is a STEP with taps for every request and all their replies: encode, send, wait, validate into leased
 staging. The other end is a stub drafter in its own process, with rows that were prepared before. After every round, in
 turn, a plain blocking socket moves the same bytes up and down, to a third process: ratios are taken inside a turn, so
-that drift of the machine cancels. Medians and quartiles are over turns. The verifier has cores of its own, and the other
-ends share the rest, as they would on two machines.
+that drift of the machine cancels. Medians and quartiles are over turns. The verifier has cores of its own, and the
+other ends share the rest, as they would on two machines.
 
 The wait holds the link and the stub's own work (receive, write the reply, send it), which is also given by itself,
 as the stub reports it: validation of the STEP and the sending of heads and bodies cannot be taken out of it.
