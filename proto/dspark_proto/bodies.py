@@ -6,11 +6,12 @@ Spec: SPEC.md, section "Bodies". Called by ``messages``, ``frame`` and both conn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from .buffers import Buffer
-from .checksums import BODY_CHECKSUM_BYTES, body_checksum
+from .checksums import BODY_CHECKSUM_BYTES, NO_CHECKSUM, body_checksum
 from .fields import Field, Record, UInt, compiled, enum_field, fixed_bin
 from .limits import BODY_BYTES_MAX, CONTEXT_CHUNK_ROWS_MAX
 from .registry import BodyKind, Checksum, Dtype
@@ -65,3 +66,22 @@ def have_shapes(bodies: Sequence[BodyDescriptor], shapes: Sequence[tuple[BodyKin
 def describe(kind: BodyKind, dtype: Dtype, rows: int, entries: int, body: Buffer, checksum: Checksum) -> BodyDescriptor:
     """Descriptor of a body of ``rows`` rows with ``entries`` elements each."""
     return BodyDescriptor(kind, dtype, rows, entries, len(body), checksum, body_checksum(checksum, body))
+
+
+def unsealed(kind: BodyKind, dtype: Dtype, rows: int, entries: int, length: int, checksum: Checksum) -> BodyDescriptor:
+    """Descriptor of a body of ``length`` bytes, still without its checksum: see :func:`seal`. Nobody else has it."""
+    found = _blank(kind, dtype, rows, entries, length, checksum)
+    table = BodyDescriptor.TABLE
+    twin: BodyDescriptor = replace(found) if table is None else table.twin(found)
+    return twin
+
+
+@lru_cache(maxsize=64)
+def _blank(kind: BodyKind, dtype: Dtype, rows: int, entries: int, length: int, checksum: Checksum) -> BodyDescriptor:
+    """Made once, with all its fields checked; later ones are copies."""
+    return BodyDescriptor(kind, dtype, rows, entries, length, checksum, NO_CHECKSUM)
+
+
+def seal(descriptor: BodyDescriptor, body: Buffer) -> None:
+    """Give an unsealed descriptor its body's checksum."""
+    object.__setattr__(descriptor, "checksum", body_checksum(descriptor.checksum_kind, body))

@@ -17,7 +17,7 @@
 
 #include "xxh3.h"
 
-#define INTERFACE 3 /* native.py checks it: raise it with every change of a signature or of the tables */
+#define INTERFACE 4 /* native.py checks it: raise it with every change of a signature or of the tables */
 #define PREFIX_BYTES 48
 #define CONTROL_BYTES_MAX 4096
 #define ALIGNMENT 64
@@ -617,38 +617,75 @@ static void write_prefix(uint8_t *to, const uint64_t *key, uint64_t kind, Py_ssi
     write_key(to, key[0], key[1], key[2], control_bytes);
 }
 
-/* Copy the bodies, which are of contiguous buffers, behind each other with padding; the end, or -1. */
-static Py_ssize_t write_bodies(uint8_t *to, Py_ssize_t at, Py_ssize_t room, PyObject *bodies) {
+/* Copy a body and give its descriptor the checksum of what was copied. */
+static int copy_and_describe(Table *table, PyObject *descriptor, uint8_t *to, const uint8_t *from, Py_ssize_t length) {
+    Sum sum;
+    uint64_t kind;
+    uint8_t found[CHECKSUM_BYTES];
+    if (Py_TYPE(descriptor) != table->type || table->sum_kind < 0 || table->sum < 0 ||
+        !as_uint(*attribute(descriptor, table->sum_kind), &kind) || !sum_begin(&sum, kind))
+        return 0;
+    copy_and_sum(&sum, to, from, length);
+    sum_end(&sum, found);
+    PyObject *checksum = PyBytes_FromStringAndSize((const char *)found, CHECKSUM_BYTES);
+    if (checksum)
+        Py_SETREF(*attribute(descriptor, table->sum), checksum);
+    return checksum != NULL;
+}
+
+/* Copy the bodies, which are of contiguous buffers, behind each other with padding; the end, or -1. ``descriptors``, of the
+ * table ``described``, get the bodies' checksums; NULL where they have them. */
+static Py_ssize_t write_bodies(uint8_t *to, Py_ssize_t at, Py_ssize_t room, PyObject *bodies, Table *described,
+                               PyObject *descriptors) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(bodies); i++) {
         Py_buffer body;
         if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(bodies, i), &body, PyBUF_SIMPLE) < 0)
             return -1;
         Py_ssize_t length = body.len, end = at + aligned(length);
-        if (end <= room) {
+        int fits = end <= room;
+        if (fits && descriptors)
+            fits = copy_and_describe(described, PyTuple_GET_ITEM(descriptors, i), to + at, body.buf, length);
+        else if (fits)
             copy(to + at, body.buf, length);
+        if (fits)
             memset(to + at + length, 0, aligned(length) - length);
-        }
         PyBuffer_Release(&body);
-        if (end > room)
+        if (!fits)
             return -1;
         at = end;
     }
     return at;
 }
 
-/* Table.write(out, record, type, slot, generation, round, bodies): the frame's length, 0 when it was not written (then
- * ``out`` may hold parts of it). ``record`` may be the tuple of its values; ``bodies`` is a list or tuple that fits the
- * record's descriptors. */
+/* The descriptors of a record, or of a tuple of its values, that fit so many bodies; NULL when they do not. */
+static PyObject *descriptors_of(Table *table, PyObject *record, Py_ssize_t body_count) {
+    if (table->bodies < 0)
+        return NULL;
+    PyObject *found = PyTuple_CheckExact(record) ? PyTuple_GET_ITEM(record, table->bodies)
+                                                 : *attribute(record, table->fields[table->bodies].offset);
+    return PyTuple_GET_SIZE(found) == body_count ? found : NULL;
+}
+
+static int put(Writer *to, Table *table, PyObject *record) {
+    return (PyTuple_CheckExact(record) ? put_values : put_record)(to, table, record);
+}
+
+/* Table.write(out, record, type, slot, generation, round, bodies[, summing]): the frame's length, 0 when it was not written
+ * (then ``out`` may hold parts of it). ``record`` may be the tuple of its values; ``bodies`` is a list or tuple that fits
+ * the record's descriptors. With ``summing`` these get the checksums of the bodies, which are computed while copying. */
 static PyObject *table_write(Table *table, PyObject *const *arguments, Py_ssize_t count) {
     uint8_t control[CONTROL_BYTES_MAX];
     uint64_t kind, key[3];
-    if (count != 7 || !as_uint(arguments[2], &kind) || !as_uint(arguments[3], &key[0]) ||
+    int summing = count == 8 && arguments[7] == Py_True;
+    if (count < 7 || count > 8 || !as_uint(arguments[2], &kind) || !as_uint(arguments[3], &key[0]) ||
         !as_uint(arguments[4], &key[1]) || !as_uint(arguments[5], &key[2]) || kind > UINT8_MAX ||
         key[0] > UINT32_MAX || key[2] > UINT32_MAX || !(PyList_Check(arguments[6]) || PyTuple_Check(arguments[6])))
         return PyLong_FromLong(0);
     Writer to = {control, control + sizeof control};
-    PyObject *record = arguments[1];
-    if (!(PyTuple_CheckExact(record) ? put_values : put_record)(&to, table, record))
+    PyObject *record = arguments[1], *descriptors = NULL;
+    if (!put(&to, table, record))
+        return PyLong_FromLong(0);
+    if (summing && !(descriptors = descriptors_of(table, record, PySequence_Fast_GET_SIZE(arguments[6]))))
         return PyLong_FromLong(0);
     Py_buffer out;
     if (PyObject_GetBuffer(arguments[0], &out, PyBUF_WRITABLE) < 0)
@@ -656,7 +693,12 @@ static PyObject *table_write(Table *table, PyObject *const *arguments, Py_ssize_
     Py_ssize_t control_bytes = to.at - control, head = aligned(PREFIX_BYTES + control_bytes), end = -1;
     uint8_t *frame = out.buf;
     if (head <= out.len)
-        end = write_bodies(frame, head, out.len, arguments[6]);
+        end = write_bodies(frame, head, out.len, arguments[6], summing ? table->fields[table->bodies].item : NULL,
+                           descriptors);
+    if (end >= 0 && summing) { /* again, with the checksums: the size of a control never depends on them */
+        to.at = control;
+        put(&to, table, record);
+    }
     if (end >= 0) {
         memcpy(frame + PREFIX_BYTES, control, control_bytes);
         memset(frame + PREFIX_BYTES + control_bytes, 0, head - PREFIX_BYTES - control_bytes);
@@ -822,6 +864,86 @@ static PyObject *table_stage(Table *table, PyObject *const *arguments, Py_ssize_
     int staged = stage_bodies(table, &frame, arguments[1], &out, arguments[3]);
     PyBuffer_Release(&frame);
     PyBuffer_Release(&out);
+    return PyBool_FromLong(staged);
+}
+
+/* Of a body that is expected: its bytes, where in the control its checksum is, where in the block it goes. */
+typedef struct {
+    uint64_t length, sum, start;
+} Expected;
+
+static int take_expected(PyObject *places, Expected *found, Py_ssize_t count, uint64_t control_bytes, uint64_t room) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!as_uint(PyTuple_GET_ITEM(places, 1 + 3 * i), &found[i].length) ||
+            !as_uint(PyTuple_GET_ITEM(places, 2 + 3 * i), &found[i].sum) ||
+            !as_uint(PyTuple_GET_ITEM(places, 3 + 3 * i), &found[i].start))
+            return 0;
+        if (found[i].sum > control_bytes || control_bytes - found[i].sum < CHECKSUM_BYTES ||
+            found[i].start > room || found[i].length > room - found[i].start)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether a control is the expected one but for its bodies' checksums, whose places are in order. */
+static int is_expected(const uint8_t *control, const uint8_t *expected, uint64_t control_bytes, const Expected *bodies,
+                       Py_ssize_t count) {
+    uint64_t at = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (bodies[i].sum < at || memcmp(control + at, expected + at, bodies[i].sum - at))
+            return 0;
+        at = bodies[i].sum + CHECKSUM_BYTES;
+    }
+    return !memcmp(control + at, expected + at, control_bytes - at);
+}
+
+static int stage_expected(const Py_buffer *frame, const Py_buffer *control, const Py_buffer *out, uint64_t kind,
+                          const Expected *bodies, Py_ssize_t count) {
+    const uint8_t *prefix = frame->buf, *found = prefix + PREFIX_BYTES;
+    Py_ssize_t end = PREFIX_BYTES + control->len, at = aligned(end), total = at;
+    for (Py_ssize_t i = 0; i < count; i++)
+        total += aligned((Py_ssize_t)bodies[i].length);
+    if (frame->len != total || load32(prefix + 8) != (uint32_t)control->len || prefix[12] != count || prefix[13] ||
+        load64(prefix + 16) != (uint64_t)(total - at) ||
+        load32(prefix + 40) != crc32c(0, found, control->len) || !all_zero(prefix + end, at - end) ||
+        !is_expected(found, control->buf, (uint64_t)control->len, bodies, count))
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Described body = {bodies[i].length, kind, found + bodies[i].sum};
+        Py_ssize_t padded = aligned((Py_ssize_t)bodies[i].length);
+        if (!sound_body(&body, prefix + at, padded, (uint8_t *)out->buf + bodies[i].start))
+            return 0;
+        at += padded;
+    }
+    return 1;
+}
+
+/* stage_expected(frame, control, places, out): whether the frame, whose prefix is sound, has this control but for the
+ * checksums of its bodies, and these are sound and now in ``out``. ``places``: the kind of the checksums, and for each body
+ * its bytes, where in the control its checksum is, and where in ``out`` it goes. When not, ``out`` may have been written
+ * to. */
+static PyObject *stage_expected_frame(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Expected bodies[3];
+    uint64_t kind;
+    if (count != 4 || !PyTuple_CheckExact(arguments[2]))
+        Py_RETURN_FALSE;
+    Py_ssize_t body_count = PyTuple_GET_SIZE(arguments[2]) / 3;
+    if (!body_count || body_count > 3 || PyTuple_GET_SIZE(arguments[2]) != 1 + 3 * body_count ||
+        !as_uint(PyTuple_GET_ITEM(arguments[2], 0), &kind))
+        Py_RETURN_FALSE;
+    Py_buffer buffers[3];
+    PyObject *const objects[] = {arguments[0], arguments[1], arguments[3]};
+    for (int i = 0; i < 3; i++)
+        if (PyObject_GetBuffer(objects[i], &buffers[i], i == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+            while (i-- > 0)
+                PyBuffer_Release(&buffers[i]);
+            return NULL;
+        }
+    int staged = buffers[0].len >= PREFIX_BYTES && buffers[1].len <= CONTROL_BYTES_MAX &&
+                 take_expected(arguments[2], bodies, body_count, (uint64_t)buffers[1].len, (uint64_t)buffers[2].len) &&
+                 stage_expected(&buffers[0], &buffers[1], &buffers[2], kind, bodies, body_count);
+    for (int i = 0; i < 3; i++)
+        PyBuffer_Release(&buffers[i]);
     return PyBool_FromLong(staged);
 }
 
@@ -1111,6 +1233,68 @@ static PyObject *fill_rows(PyObject *Py_UNUSED(module), PyObject *const *argumen
     return PyBool_FromLong(fits);
 }
 
+/* Records without checks: what a frozen dataclass does with one call of Python for each field, done at once. */
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *type;
+    Py_ssize_t count;
+    Py_ssize_t *offsets;
+} Maker;
+
+/* Maker(record class, (name, ...)) */
+static PyObject *maker_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
+    PyObject *record, *names;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyType_Type, &record, &PyTuple_Type, &names))
+        return NULL;
+    Maker *maker = (Maker *)type->tp_alloc(type, 0);
+    if (!maker)
+        return NULL;
+    maker->type = (PyTypeObject *)Py_NewRef(record);
+    maker->count = PyTuple_GET_SIZE(names);
+    maker->offsets = PyMem_Calloc(maker->count + 1, sizeof(Py_ssize_t));
+    for (Py_ssize_t i = 0; maker->offsets && i < maker->count; i++) {
+        maker->offsets[i] = attribute_offset(record, PyTuple_GET_ITEM(names, i));
+        if (maker->offsets[i] < 0) {
+            Py_DECREF(maker);
+            return NULL;
+        }
+    }
+    if (!maker->offsets) {
+        Py_DECREF(maker);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)maker;
+}
+
+static void maker_dealloc(Maker *maker) {
+    PyTypeObject *type = Py_TYPE(maker);
+    PyMem_Free(maker->offsets);
+    Py_XDECREF(maker->type);
+    type->tp_free(maker);
+    Py_DECREF(type);
+}
+
+/* Maker.make(value, ...): the record with these values, one for each name. */
+static PyObject *maker_make(Maker *maker, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != maker->count)
+        return PyErr_Format(PyExc_TypeError, "%s needs %zd values, not %zd", maker->type->tp_name, maker->count, count);
+    PyObject *record = maker->type->tp_alloc(maker->type, 0);
+    for (Py_ssize_t i = 0; record && i < count; i++)
+        *attribute(record, maker->offsets[i]) = Py_NewRef(arguments[i]);
+    return record;
+}
+
+static PyMethodDef maker_methods[] = {
+    {"make", (PyCFunction)(void (*)(void))maker_make, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot maker_slots[] = {
+    {Py_tp_new, maker_new}, {Py_tp_dealloc, maker_dealloc}, {Py_tp_methods, maker_methods}, {0, NULL}};
+
+static PyType_Spec maker_spec = {"dspark_proto._codec.Maker", sizeof(Maker), 0, Py_TPFLAGS_DEFAULT, maker_slots};
+
 static PyMethodDef table_methods[] = {
     {"holds", (PyCFunction)table_holds, METH_O, NULL},
     {"twin", (PyCFunction)table_twin, METH_O, NULL},
@@ -1150,6 +1334,7 @@ static PyMethodDef functions[] = {
     {"check_rows", (PyCFunction)(void (*)(void))check_rows, METH_FASTCALL, NULL},
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"fill_rows", (PyCFunction)(void (*)(void))fill_rows, METH_FASTCALL, NULL},
+    {"stage_expected", (PyCFunction)(void (*)(void))stage_expected_frame, METH_FASTCALL, NULL},
     {"checksum", (PyCFunction)(void (*)(void))checksum, METH_FASTCALL, NULL},
     {"address", (PyCFunction)address, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -1162,9 +1347,10 @@ PyMODINIT_FUNC PyInit__codec(void) {
     xxh3_choose();
     PyObject *module = PyModule_Create(&definition);
     table_type = (PyTypeObject *)PyType_FromSpec(&table_spec);
-    if (!module || !table_type || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
+    PyTypeObject *maker_type = (PyTypeObject *)PyType_FromSpec(&maker_spec);
+    if (!module || !table_type || !maker_type || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0 ||
         PyModule_AddIntConstant(module, "CPU_CRC", crc32c_step != crc32c_by_tables) < 0 ||
-        PyModule_AddType(module, table_type) < 0) {
+        PyModule_AddType(module, table_type) < 0 || PyModule_AddType(module, maker_type) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

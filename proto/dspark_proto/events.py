@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .messages import Stats, StepItem
+from .native import maker
 from .negotiation import Mismatch, Negotiated
 from .registry import Cause, ErrorCode, Lane, Scope, SupportPolicy
 from .staging import Lease
@@ -60,6 +61,9 @@ class ProposalReady:
     q: memoryview = field(repr=False)
     lease: Lease = field(repr=False)
     draft_us: int = 0
+
+
+make_proposal = maker(ProposalReady)
 
 
 @dataclass(frozen=True, slots=True)

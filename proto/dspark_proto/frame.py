@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
-from .bodies import BodyDescriptor
+from .bodies import BodyDescriptor, seal
 from .buffers import ZEROS, Buffer, aligned, byte_view
 from .canonical import decode_canonical, encode_canonical
 from .checksums import BODY_CHECKSUMS, crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
 from .hello import Accept, Challenge, Hello, Reject
-from .limits import BODY_BYTES_MAX, PREFIX_BYTES
+from .limits import ALIGNMENT_BYTES, BODY_BYTES_MAX, PREFIX_BYTES
 from .messages import (
     Cancel,
     Close,
@@ -98,6 +98,22 @@ def encode_values_into(out: memoryview, kind: type[Message], key: Key, values: t
     table = kind.TABLE
     written = table.write(out, values, kind.TYPE, key.slot, key.generation, key.round, ()) if table else 0
     return written or encode_frame_into(out, kind(*values), key)
+
+
+def encode_sealing_into(
+    out: memoryview, kind: type[Message], key: Key, values: tuple[object, ...], bodies: Sequence[Buffer]
+) -> int:
+    """:func:`encode_frame_into` of ``kind(*values)``, whose descriptors, the last value, are unsealed: they get the
+    checksums of the bodies, which the compiled codec computes while it copies.
+    """
+    table = kind.TABLE
+    if table is not None and sum(map(len, bodies)) <= BODY_BYTES_MAX - len(bodies) * ALIGNMENT_BYTES:
+        written = table.write(out, values, kind.TYPE, key.slot, key.generation, key.round, bodies, True)
+        if written:
+            return written
+    for descriptor, body in zip(cast("tuple[BodyDescriptor, ...]", values[-1]), bodies, strict=True):
+        seal(descriptor, body)
+    return encode_frame_into(out, kind(*values), key, bodies)
 
 
 def _body_sizes(message: Message, bodies: Sequence[Buffer]) -> list[int]:

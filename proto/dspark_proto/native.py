@@ -3,21 +3,22 @@
 Purpose: find the extension module that the build made from ``codec.c`` and check that it belongs to this code.
 Invariants: the decision falls once, at import; ``DSPARK_NATIVE=0`` in the environment forces Python; without the
 extension everything works, slower, with equal bytes, results and errors. C does valid input only and leaves the rest
-to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix``, ``rows``, ``checksums``
-and ``memory``; it builds nothing.
+to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix``, ``rows``, ``checksums``,
+``memory`` and ``events``; it builds nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from .buffers import Buffer
 
 VARIABLE: Final = "DSPARK_NATIVE"
 
-INTERFACE: Final = 3
+INTERFACE: Final = 4
 """INTERFACE of codec.c: after an update without a rebuild, arguments would mean something else."""
 
 Plan: TypeAlias = tuple[str, str, int, int, object]
@@ -26,6 +27,9 @@ Plan: TypeAlias = tuple[str, str, int, int, object]
 RowShape: TypeAlias = tuple[int, int, int, int, int]
 """Rows, bytes of a row's ids and of its q, least and most entries of a row."""
 
+Places: TypeAlias = tuple[int, ...]
+"""Bodies of an expected frame: checksum kind, and of each body its bytes, where in the control its checksum is, and where
+it goes."""
 
 Blank: TypeAlias = tuple[int, ...]
 """A ROW frame to be filled: bytes of its control, first row, rows, checksum kind, bodies, and of each body, as offsets
@@ -45,9 +49,21 @@ class Table(Protocol):
         """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit."""
 
     def write(
-        self, out: Buffer, record: object, type: int, slot: int, generation: int, round: int, bodies: object, /
+        self,
+        out: Buffer,
+        record: object,
+        type: int,
+        slot: int,
+        generation: int,
+        round: int,
+        bodies: object,
+        summing: bool = ...,
+        /,
     ) -> int:
-        """Write a frame and give its length. ``record`` may be the tuple of its values; the bodies fit it."""
+        """Write a frame and give its length. ``record`` may be the tuple of its values; the bodies fit it.
+
+        With ``summing``, the bodies' descriptors get the checksums, which are computed while copying.
+        """
 
     def read_prefix(self, frame: Buffer, /) -> Any:
         """The prefix of a frame, of the table of ``Prefix``."""
@@ -67,6 +83,13 @@ class Table(Protocol):
         """
 
 
+class Maker(Protocol):
+    """Makes records of one class."""
+
+    def make(self, *values: object) -> Any:
+        """The record with these values, one for each slot, in order."""
+
+
 class Codec(Protocol):
     """The extension module."""
 
@@ -78,6 +101,9 @@ class Codec(Protocol):
 
     def Table(self, record: type, fields: tuple[Plan, ...], defaults: tuple[tuple[str, object], ...], /) -> Table:
         """The table of a record class; ``defaults`` are of attributes that do not travel."""
+
+    def Maker(self, record: type, names: tuple[str, ...], /) -> Maker:
+        """The maker of a record class with these slots."""
 
     def rewrite_key(self, frame: Buffer, control_bytes: int, slot: int, generation: int, round: int, /) -> bool:
         """Give a frame another key, and the crcs of the control that it has now."""
@@ -101,6 +127,12 @@ class Codec(Protocol):
         /,
     ) -> bool:
         """Write the blank's rows of a whole reply, their checksums, the key and its crcs into a ROW frame."""
+
+    def stage_expected(self, frame: Buffer, control: Buffer, places: Places, out: Buffer, /) -> bool:
+        """Check a frame that should have this control, but for its bodies' checksums, and copy its bodies to ``out``.
+
+        When False, parts may have been copied.
+        """
 
     def checksum(self, kind: int, pieces: Sequence[Buffer], /) -> bytes:
         """The body checksum of bytes that lie in several places."""
@@ -136,3 +168,16 @@ def found() -> Codec | None:
 
 
 codec: Final = found()
+
+R = TypeVar("R")
+
+
+def maker(record: type[R]) -> Callable[..., R]:
+    """A call like that of ``record``, a frozen dataclass with slots that checks nothing, but with all fields, by place.
+
+    Python makes such a record with a call for each field, which on the round path takes longer than to check a frame.
+    """
+    if codec is None:
+        return record
+    names = tuple(one.name for one in fields(record))  # type: ignore[arg-type]
+    return codec.Maker(record, names).make

@@ -18,7 +18,7 @@ from .checksums import crc32c
 from .errors import RemoteProtocolError
 from .fields import Field, UInt, enum_field, table_of
 from .limits import BODY_BYTES_MAX, BODY_COUNT_MAX, CONTROL_BYTES_MAX, PREFIX_BYTES, SLOT_NONE, U32_MAX, U64_MAX
-from .native import codec
+from .native import codec, maker
 from .registry import ErrorCode, MessageType
 
 MAGIC: Final = b"DSPK"
@@ -46,6 +46,7 @@ class Key:
 
 
 NO_KEY: Final = Key()
+make_key: Final = maker(Key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .bodies import BodyDescriptor, have_shapes
 from .errors import RemoteProtocolError
-from .events import ProposalReady
+from .events import ProposalReady, make_proposal
 from .frame import checked_bodies
 from .messages import Completion, Row
 from .negotiation import Negotiated
@@ -68,7 +68,7 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
     sealed = block.toreadonly()
     stored = sealed[layout.ids_offset : layout.q_offset], sealed[layout.q_offset :]
     ids, q = implied_entries(records.tokens) if layout.tokens_only else stored
-    return ProposalReady(
+    proposal: ProposalReady = make_proposal(
         slot.index,
         slot.session,
         slot.generation,
@@ -84,6 +84,7 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
         lease,
         completion.draft_us,
     )
+    return proposal
 
 
 def _leased(slot: VerifierSlot) -> tuple[ReplyLayout, Lease]:

@@ -58,7 +58,7 @@ class ReplyFrames:
         self.rest = storage
         step = layout.rows_per_frame
         for first in range(0, layout.depth, step):
-            self._encode(_blank_row(layout, session, epoch, checksum, first, min(step, layout.depth - first)))
+            self._encode(blank_row(layout, session, epoch, checksum, first, min(step, layout.depth - first)))
         kinds = range(len(self._rows[0].bodies))
         self._pieces = [one.bodies[kind] for kind in kinds for one in self._rows]
 
@@ -67,7 +67,7 @@ class ReplyFrames:
         frame = self.rest[: encode_frame_into(self.rest, row, Key(), bodies)]
         prefix = read_prefix(frame)
         views = body_views(prefix, row, frame)
-        checksums = tuple(_checksum_places(PREFIX_BYTES + prefix.control_bytes, row.bodies))
+        checksums = tuple(checksum_places(PREFIX_BYTES + prefix.control_bytes, row.bodies))
         self._rows.append(
             _RowFrame(
                 frame,
@@ -121,7 +121,7 @@ class ReplyFrames:
         return pieces_checksum(self._checksum, self._pieces)
 
 
-def _blank_row(
+def blank_row(
     layout: ReplyLayout, session: int, epoch: int, checksum: Checksum, first_row: int, row_count: int
 ) -> Row:
     """The ROW of some rows, without the checksums of its bodies."""
@@ -140,7 +140,7 @@ def _plan(prefix: Prefix, row: Row, frame_bytes: int, checksums: tuple[slice, ..
     return (prefix.control_bytes, row.first_row, row.row_count, int(kind), len(row.bodies), *places)
 
 
-def _checksum_places(end: int, bodies: tuple[BodyDescriptor, ...]) -> list[slice]:
+def checksum_places(end: int, bodies: tuple[BodyDescriptor, ...]) -> list[slice]:
     """Where the descriptors, which end at ``end``, have their checksums: a descriptor's last bytes."""
     places = []
     for body in reversed(bodies):

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from .buffers import Buffer
 from .digest import EMPTY_DIGEST
 from .errors import LocalProtocolError
+from .expected_rows import ExpectedRows
 from .limits import GENERATION_MAX, NO_COMMIT
 from .messages import StepItem
 from .negotiation import Negotiated
-from .prefix import Key
+from .prefix import Key, make_key
 from .registry import ErrorCode, Lane, SupportPolicy
 from .reply_frames import ReplyFrames
 from .staging import Lease
@@ -69,7 +70,7 @@ class Slot:
     @property
     def key(self) -> Key:
         """Key of the round in flight, or of the last one."""
-        return Key(self.index, self.generation, max(self.round, 0))
+        return make_key(self.index, self.generation, self.round if self.round > 0 else 0)
 
     @property
     def reset_count(self) -> int:
@@ -102,9 +103,13 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class VerifierSlot(Slot):
-    """Spark side: the lease and deadline of the unresolved round. ``expired`` is the last timed-out key."""
+    """Spark side: the lease and deadline of the unresolved round. ``expired`` is the last timed-out key.
+
+    ``expected`` has the ROWs of the last round's layout.
+    """
 
     lease: Lease | None = None
+    expected: ExpectedRows | None = field(default=None, repr=False)
     rows_received: int = 0
     deadline_ns: int = 0
     expired: Key | None = None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from .buffers import Buffer, aligned, byte_view
@@ -20,9 +19,10 @@ from .memory import aligned_memory
 from .prefix import Key
 from .registry import ErrorCode
 from .rows import ReplyLayout
+from .states import State
 
 
-class LeaseState(Enum):
+class LeaseState(State):
     """Life of a staging block."""
 
     FREE = "free"

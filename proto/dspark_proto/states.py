@@ -14,7 +14,13 @@ from typing import Final, TypeAlias, TypeVar
 from .registry import MessageType
 
 
-class VerifierState(Enum):
+class State(Enum):
+    """A state, the key of its table's row. Hashed as an object: an enumeration's own hash is a call of Python code."""
+
+    __hash__ = object.__hash__
+
+
+class VerifierState(State):
     """Connection state, Spark side."""
 
     IDLE = "idle"
@@ -25,7 +31,7 @@ class VerifierState(Enum):
     LOST = "lost"
 
 
-class DrafterState(Enum):
+class DrafterState(State):
     """Connection state, worker side."""
 
     AWAITING_HELLO = "awaiting_hello"
@@ -36,7 +42,7 @@ class DrafterState(Enum):
     LOST = "lost"
 
 
-class SlotState(Enum):
+class SlotState(State):
     """Slot state; READY means open with no unresolved round."""
 
     FREE = "free"
@@ -45,7 +51,7 @@ class SlotState(Enum):
     DORMANT = "dormant"
 
 
-S = TypeVar("S", bound=Enum)
+S = TypeVar("S", bound=State)
 Table: TypeAlias = Mapping[S, Mapping[str, S]]
 
 _V: TypeAlias = VerifierState

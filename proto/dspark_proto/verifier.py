@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .bodies import BodyDescriptor, describe
+from .bodies import BodyDescriptor, describe, seal, unsealed
 from .buffers import Buffer, byte_view
 from .digest import EMPTY_DIGEST
 from .errors import LocalProtocolError
-from .frame import encode_frame, encode_frame_into
+from .expected_rows import ExpectedRows
+from .frame import encode_frame, encode_sealing_into
 from .limits import (
     CONTEXT_CHUNK_BYTES,
     CONTEXT_CHUNK_ROWS_MAX,
@@ -173,7 +174,8 @@ class VerifierConnection(VerifierInbox):
         terms = self._terms()
         width = terms.tap_row_bytes
         parts = [taps[start * width : (start + rows) * width]]
-        bodies = [_describe_taps(parts[0], rows, terms)]
+        entries = width // DTYPE_BYTES[terms.tap_dtype]
+        bodies = [describe(BodyKind.TAPS, terms.tap_dtype, rows, entries, parts[0], terms.checksum)]
         if token_ids is not None:
             parts.append(token_ids[start * _TOKEN_BYTES : (start + rows) * _TOKEN_BYTES])
             bodies.append(describe(BodyKind.TOKENS, Dtype.INT32, rows, 1, parts[1], terms.checksum))
@@ -189,37 +191,38 @@ class VerifierConnection(VerifierInbox):
         """
         terms = self._active()
         slots = [self._slot(item.slot) for item in items]
-        if len({slot.index for slot in slots}) < len(slots):
+        if len(slots) > 1 and len({slot.index for slot in slots}) < len(slots):
             raise LocalProtocolError(ErrorCode.ROUND_UNRESOLVED, "STEP.items", "twice")
-        descriptors = [self._checked_taps(item, terms) for item in items]
-        fresh = [
-            (slot, item, body)
-            for slot, item, body in zip(slots, items, descriptors, strict=True)
-            if not self._is_retry(slot, item, body)
-        ]
-        for slot, item, _ in fresh:
+        bodies = [_unsealed_taps(item, terms) for item in items]
+        fresh = []
+        for slot, item, body in zip(slots, items, bodies, strict=True):
+            if slot.state is SlotState.AWAITING and _is_retry(slot, item, body):
+                continue
             check_owner(slot, item.session, item.generation, "STEP")
             check_step(slot, item, terms)
+            fresh.append((slot, item, body))
         free = self._pool().count(LeaseState.FREE)
         require(len(fresh) <= free, ErrorCode.STAGING_EXHAUSTED, "STEP", "release consumed proposals")
-        frame = _step_frame(items, descriptors, out)
+        frame = _step_frame(items, bodies, out)
         deadline_ns = now_ns + terms.step_deadline_ms * NANOSECONDS_PER_MS
         for slot, item, body in fresh:
-            self._start_round(slot, item, body, deadline_ns)
+            self._start_round(slot, item, body, deadline_ns, terms)
         return frame
 
-    @staticmethod
-    def _checked_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
-        check_taps(item.taps, item.tap_rows, terms, "STEP")
-        return _describe_taps(item.taps, item.tap_rows, terms) if item.tap_rows else None
-
-    @staticmethod
-    def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
-        return slot.state is SlotState.AWAITING and slot.is_retry(item, body.checksum if body else b"")
-
-    def _start_round(self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int) -> None:
+    def _start_round(
+        self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int, terms: Negotiated
+    ) -> None:
         slot.start_round(item, body.checksum if body else b"")
-        slot.lease = self._pool().take(slot.key, self._layout(item.depth, slot.support))
+        layout = self._layout(item.depth, slot.support)
+        slot.lease = self._pool().take(slot.key, layout)
+        expected = slot.expected
+        if (
+            expected is None
+            or expected.layout is not layout
+            or expected.session != slot.session
+            or expected.epoch != terms.peer_epoch
+        ):
+            slot.expected = ExpectedRows(layout, slot.session, terms.peer_epoch, terms.checksum)
         slot.rows_received = 0
         slot.deadline_ns = deadline_ns
 
@@ -324,12 +327,28 @@ def _describe_taps(taps: Buffer, rows: int, terms: Negotiated) -> BodyDescriptor
     return describe(BodyKind.TAPS, terms.tap_dtype, rows, entries, taps, terms.checksum)
 
 
-def _step_frame(
-    items: Sequence[StepItem], descriptors: Sequence[BodyDescriptor | None], out: memoryview | None
-) -> memoryview:
-    message = Step(tuple(items), tuple([body for body in descriptors if body is not None]))
-    bodies = [item.taps for item in items if item.tap_rows]
+def _unsealed_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
+    check_taps(item.taps, item.tap_rows, terms, "STEP")
+    if not item.tap_rows:
+        return None
+    entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
+    return unsealed(BodyKind.TAPS, terms.tap_dtype, item.tap_rows, entries, len(item.taps), terms.checksum)
+
+
+def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
+    """Whether ``item`` repeats the slot's unresolved one, taps included."""
+    if body is not None:
+        seal(body, item.taps)
+    return slot.is_retry(item, body.checksum if body else b"")
+
+
+def _step_frame(items: Sequence[StepItem], bodies: Sequence[BodyDescriptor | None], out: memoryview | None) -> memoryview:
+    """The frame; seals the bodies' descriptors."""
+    described = tuple([body for body in bodies if body is not None])
+    taps = [item.taps for item in items if item.tap_rows]
     key = Key(items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else NO_KEY
-    if out is None:
-        return encode_frame(message, key, bodies)
-    return out[: encode_frame_into(out, message, key, bodies)]
+    if out is not None:
+        return out[: encode_sealing_into(out, Step, key, (tuple(items), described), taps)]
+    for body, its_taps in zip(described, taps, strict=True):
+        seal(body, its_taps)
+    return encode_frame(Step(tuple(items), described), key, taps)

@@ -224,6 +224,8 @@ class VerifierInbox(Peer):
         except RemoteProtocolError as error:
             self._count(error.code)
             return []
+        if prefix.type is MessageType.ROW and self._takes_expected_rows(slot, view):
+            return []
         try:
             message = self._decode(prefix, view)
             return self._SLOT_HANDLERS[prefix.type](self, slot, prefix, message, view)
@@ -251,6 +253,16 @@ class VerifierInbox(Peer):
             resolved = prefix.round == slot.round
             raise RemoteProtocolError(ErrorCode.DUPLICATE if resolved else ErrorCode.STALE_ROUND, "prefix.round")
         return slot
+
+    @staticmethod
+    def _takes_expected_rows(slot: VerifierSlot, view: memoryview) -> bool:
+        """Whether the admitted ROW was the expected one; if not, it is to be decoded."""
+        expected, lease = slot.expected, slot.lease
+        if expected is None or lease is None:
+            return False
+        taken = expected.take(view, slot.rows_received, lease.storage)
+        slot.rows_received += taken
+        return taken > 0
 
     @staticmethod
     def _answers(slot: VerifierSlot, prefix: Prefix) -> bool:
