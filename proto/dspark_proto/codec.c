@@ -77,7 +77,7 @@ static uint32_t (*crc32c_step)(uint32_t, const uint8_t *, Py_ssize_t) = crc32c_b
 
 #if defined(__x86_64__)
 
-#define LANE 256 /* bytes; three lanes keep the crc unit busy, which takes three cycles for a step and starts one in each */
+#define LANE 1024 /* bytes; three lanes keep the crc unit busy, which takes three cycles for a step and starts one in each */
 
 static uint32_t lane_table[4][256]; /* what LANE zero bytes make of each byte of a crc */
 

@@ -62,7 +62,7 @@ def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) 
     """
     layout, lease = _leased(slot)
     _check_completion(slot, completion, layout)
-    block = lease.block
+    block = lease.storage[: layout.total_bytes]
     records = check_whole_reply(block, layout, terms.vocab_size, terms.checksum, completion.reply_checksum)
     lease.fill()
     sealed = block.toreadonly()

@@ -25,8 +25,9 @@ from .limits import (
 )
 from .messages import Cancel, Close, Commit, Context, Open, Reset, Stats, Step, StepItem
 from .negotiation import Negotiated, hello_message
-from .prefix import NO_KEY, Key
+from .prefix import NO_KEY, Key, make_key
 from .registry import DTYPE_BYTES, BodyKind, Cause, Dtype, ErrorCode, Lane, SupportPolicy, WireVersion
+from .rows import ReplyLayout
 from .slots import (
     VerifierSlot,
     check_commit,
@@ -201,30 +202,18 @@ class VerifierConnection(VerifierInbox):
             check_owner(slot, item.session, item.generation, "STEP")
             check_step(slot, item, terms)
             fresh.append((slot, item, body))
-        free = self._pool().count(LeaseState.FREE)
+        pool = self._pool()
+        free = pool.count(LeaseState.FREE)
         require(len(fresh) <= free, ErrorCode.STAGING_EXHAUSTED, "STEP", "release consumed proposals")
         frame = _step_frame(items, bodies, out)
         deadline_ns = now_ns + terms.step_deadline_ms * NANOSECONDS_PER_MS
         for slot, item, body in fresh:
-            self._start_round(slot, item, body, deadline_ns, terms)
+            slot.start_round(item, body.checksum if body else b"")
+            layout = self._layout(item.depth, slot.support)
+            slot.lease = pool.take(slot.key, layout)
+            slot.expected = _expected(slot, layout, terms)
+            slot.rows_received, slot.deadline_ns = 0, deadline_ns
         return frame
-
-    def _start_round(
-        self, slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None, deadline_ns: int, terms: Negotiated
-    ) -> None:
-        slot.start_round(item, body.checksum if body else b"")
-        layout = self._layout(item.depth, slot.support)
-        slot.lease = self._pool().take(slot.key, layout)
-        expected = slot.expected
-        if (
-            expected is None
-            or expected.layout is not layout
-            or expected.session != slot.session
-            or expected.epoch != terms.peer_epoch
-        ):
-            slot.expected = ExpectedRows(layout, slot.session, terms.peer_epoch, terms.checksum)
-        slot.rows_received = 0
-        slot.deadline_ns = deadline_ns
 
     def commit(self, slot: int, accepted_count: int, token: int, prefix_digest: bytes) -> memoryview:
         """Report what survived of the last round when no STEP follows soon; at most once per round.
@@ -322,17 +311,21 @@ class VerifierConnection(VerifierInbox):
         return self._slots[index]
 
 
-def _describe_taps(taps: Buffer, rows: int, terms: Negotiated) -> BodyDescriptor:
-    entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
-    return describe(BodyKind.TAPS, terms.tap_dtype, rows, entries, taps, terms.checksum)
-
-
 def _unsealed_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
     check_taps(item.taps, item.tap_rows, terms, "STEP")
     if not item.tap_rows:
         return None
     entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
     return unsealed(BodyKind.TAPS, terms.tap_dtype, item.tap_rows, entries, len(item.taps), terms.checksum)
+
+
+def _expected(slot: VerifierSlot, layout: ReplyLayout, terms: Negotiated) -> ExpectedRows:
+    """The ROWs of a round of the slot: those of the round before, mostly."""
+    known = slot.expected
+    same = known is not None and known.layout is layout and known.session == slot.session
+    if known is not None and same and known.epoch == terms.peer_epoch:
+        return known
+    return ExpectedRows(layout, slot.session, terms.peer_epoch, terms.checksum)
 
 
 def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
@@ -346,7 +339,7 @@ def _step_frame(items: Sequence[StepItem], bodies: Sequence[BodyDescriptor | Non
     """The frame; seals the bodies' descriptors."""
     described = tuple([body for body in bodies if body is not None])
     taps = [item.taps for item in items if item.tap_rows]
-    key = Key(items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else NO_KEY
+    key = make_key(items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else NO_KEY
     if out is not None:
         return out[: encode_sealing_into(out, Step, key, (tuple(items), described), taps)]
     for body, its_taps in zip(described, taps, strict=True):

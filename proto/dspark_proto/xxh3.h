@@ -130,17 +130,22 @@ __attribute__((target("avx2"))) static __m256i xxh3_scrambled_avx2(__m256i sum, 
 __attribute__((target("avx2"))) static void xxh3_accumulate_avx2(uint64_t *sums, const uint8_t *at, size_t stripe,
                                                                  size_t count) {
     __m256i low = _mm256_loadu_si256((const __m256i *)sums), high = _mm256_loadu_si256((const __m256i *)sums + 1);
-    for (; count; count--, at += XXH3_STRIPE) {
+    while (count) {
+        size_t run = XXH3_STRIPES_A_BLOCK - stripe < count ? XXH3_STRIPES_A_BLOCK - stripe : count;
         const uint8_t *secret = xxh3_secret + 8 * stripe;
-        __m256i data = _mm256_loadu_si256((const __m256i *)at), more = _mm256_loadu_si256((const __m256i *)at + 1);
-        __m256i key = _mm256_xor_si256(data, _mm256_loadu_si256((const __m256i *)secret));
-        __m256i other = _mm256_xor_si256(more, _mm256_loadu_si256((const __m256i *)secret + 1));
-        __builtin_prefetch(at + 512);
-        low = _mm256_add_epi64(low, _mm256_shuffle_epi32(data, 0x4e));
-        high = _mm256_add_epi64(high, _mm256_shuffle_epi32(more, 0x4e));
-        low = _mm256_add_epi64(low, _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32)));
-        high = _mm256_add_epi64(high, _mm256_mul_epu32(other, _mm256_srli_epi64(other, 32)));
-        if (++stripe == XXH3_STRIPES_A_BLOCK) {
+        stripe += run, count -= run;
+#pragma GCC unroll 4
+        for (; run; run--, at += XXH3_STRIPE, secret += 8) {
+            __m256i data = _mm256_loadu_si256((const __m256i *)at), more = _mm256_loadu_si256((const __m256i *)at + 1);
+            __m256i key = _mm256_xor_si256(data, _mm256_loadu_si256((const __m256i *)secret));
+            __m256i other = _mm256_xor_si256(more, _mm256_loadu_si256((const __m256i *)secret + 1));
+            __builtin_prefetch(at + 512);
+            low = _mm256_add_epi64(low, _mm256_shuffle_epi32(data, 0x4e));
+            high = _mm256_add_epi64(high, _mm256_shuffle_epi32(more, 0x4e));
+            low = _mm256_add_epi64(low, _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32)));
+            high = _mm256_add_epi64(high, _mm256_mul_epu32(other, _mm256_srli_epi64(other, 32)));
+        }
+        if (stripe == XXH3_STRIPES_A_BLOCK) {
             low = xxh3_scrambled_avx2(low, xxh3_secret + 128);
             high = xxh3_scrambled_avx2(high, xxh3_secret + 160);
             stripe = 0;
