@@ -10,8 +10,6 @@ admitted the frame's prefix before.
 
 from __future__ import annotations
 
-from typing import Final
-
 from .canonical import encode_canonical
 from .limits import PREFIX_BYTES
 from .native import Places, codec
@@ -24,9 +22,8 @@ class ExpectedRows:
     """The ROWs of replies of one layout to one session, from one epoch of a worker."""
 
     def __init__(self, layout: ReplyLayout, session: int, epoch: int, checksum: Checksum) -> None:
-        self.layout: Final = layout
-        self.session: Final = session
-        self.epoch: Final = epoch
+        self._layout = layout
+        self._owner = session, epoch
         self._rows: dict[int, tuple[bytes, Places, int]] = {}
         step = layout.rows_per_frame
         for first in range(0, layout.depth, step):
@@ -39,10 +36,15 @@ class ExpectedRows:
                 places += (length, place.start - PREFIX_BYTES, start)
             self._rows[first] = control, tuple(places), count
 
-    def take(self, frame: memoryview, first_row: int, storage: memoryview) -> int:
-        """How many rows ``frame``, whose prefix is sound, has brought to ``storage``; 0 when it is not the expected one.
+    def belongs_to(self, layout: ReplyLayout, session: int, epoch: int) -> bool:
+        """Whether these are the ROWs of such replies. A connection has one object for each layout and checksum."""
+        return self._layout is layout and self._owner == (session, epoch)
 
-        Then ``storage`` may hold some of its rows: nobody looks at rows that do not count yet.
+    def take(self, frame: memoryview, first_row: int, storage: memoryview) -> int:
+        """How many rows ``frame``, whose prefix is sound, has brought to ``storage``.
+
+        0 when it is not the expected one. Then ``storage`` may hold some of its rows: nobody looks at rows that do not
+        count yet.
         """
         expected = self._rows.get(first_row)
         if codec is None or expected is None:

@@ -28,8 +28,8 @@ RowShape: TypeAlias = tuple[int, int, int, int, int]
 """Rows, bytes of a row's ids and of its q, least and most entries of a row."""
 
 Places: TypeAlias = tuple[int, ...]
-"""Bodies of an expected frame: checksum kind, and of each body its bytes, where in the control its checksum is, and where
-it goes."""
+"""Bodies of an expected frame: checksum kind, and of each body its bytes, where in the control its checksum is, and
+where it goes."""
 
 Blank: TypeAlias = tuple[int, ...]
 """A ROW frame to be filled: bytes of its control, first row, rows, checksum kind, bodies, and of each body, as offsets

@@ -121,9 +121,7 @@ class ReplyFrames:
         return pieces_checksum(self._checksum, self._pieces)
 
 
-def blank_row(
-    layout: ReplyLayout, session: int, epoch: int, checksum: Checksum, first_row: int, row_count: int
-) -> Row:
+def blank_row(layout: ReplyLayout, session: int, epoch: int, checksum: Checksum, first_row: int, row_count: int) -> Row:
     """The ROW of some rows, without the checksums of its bodies."""
     bodies = tuple(BodyDescriptor(*shape, checksum, NO_CHECKSUM) for shape in layout.shapes(row_count))
     return Row(session, epoch, first_row, row_count, layout.depth, layout.support, layout.representation, bodies)

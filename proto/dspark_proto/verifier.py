@@ -322,10 +322,9 @@ def _unsealed_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
 def _expected(slot: VerifierSlot, layout: ReplyLayout, terms: Negotiated) -> ExpectedRows:
     """The ROWs of a round of the slot: those of the round before, mostly."""
     known = slot.expected
-    same = known is not None and known.layout is layout and known.session == slot.session
-    if known is not None and same and known.epoch == terms.peer_epoch:
-        return known
-    return ExpectedRows(layout, slot.session, terms.peer_epoch, terms.checksum)
+    if known is None or not known.belongs_to(layout, slot.session, terms.peer_epoch):
+        return ExpectedRows(layout, slot.session, terms.peer_epoch, terms.checksum)
+    return known
 
 
 def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -> bool:
@@ -335,7 +334,9 @@ def _is_retry(slot: VerifierSlot, item: StepItem, body: BodyDescriptor | None) -
     return slot.is_retry(item, body.checksum if body else b"")
 
 
-def _step_frame(items: Sequence[StepItem], bodies: Sequence[BodyDescriptor | None], out: memoryview | None) -> memoryview:
+def _step_frame(
+    items: Sequence[StepItem], bodies: Sequence[BodyDescriptor | None], out: memoryview | None
+) -> memoryview:
     """The frame; seals the bodies' descriptors."""
     described = tuple([body for body in bodies if body is not None])
     taps = [item.taps for item in items if item.tap_rows]

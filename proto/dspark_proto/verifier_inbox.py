@@ -258,8 +258,8 @@ class VerifierInbox(Peer):
     def _takes_expected_rows(slot: VerifierSlot, view: memoryview) -> bool:
         """Whether the admitted ROW was the expected one; if not, it is to be decoded."""
         expected, lease = slot.expected, slot.lease
-        if expected is None or lease is None:
-            return False
+        assert expected is not None
+        assert lease is not None
         taken = expected.take(view, slot.rows_received, lease.storage)
         slot.rows_received += taken
         return taken > 0
