@@ -27,7 +27,7 @@ from dspark_proto.limits import BODY_BYTES_MAX
 from dspark_proto.messages import Row, Step
 from dspark_proto.native import codec as found
 from dspark_proto.native import maker
-from dspark_proto.prefix import make_key
+from dspark_proto.prefix import make_key, read_prefix, write_prefix
 from dspark_proto.registry import BodyKind, Dtype
 
 codec: Any = found
@@ -85,6 +85,16 @@ def test_a_row_of_another_control_is_met_as_if_it_had_been_decoded(changes: dict
     other = sealed_again(row, **changes)
     assert outcome(asked()[0], [other, completion]) == outcome(deaf(asked()[0]), [other, completion])
     assert outcome(asked()[0], [other])[1]
+
+
+def test_a_row_whose_prefix_tells_another_control_crc_is_met_as_if_it_had_been_decoded() -> None:
+    _, (row, completion) = asked()
+    prefix = read_prefix(memoryview(row))
+    bent = bytearray(row)
+    write_prefix(memoryview(bent), replace(prefix, control_crc=prefix.control_crc ^ 1))
+    seen = outcome(asked()[0], [bytes(bent), completion])
+    assert seen == outcome(deaf(asked()[0]), [bytes(bent), completion])
+    assert seen[1]["bad_control_crc"] == 1
 
 
 def test_rows_cut_into_other_frames_are_taken_too() -> None:
@@ -197,7 +207,7 @@ def test_taps_are_sealed_while_they_are_written(checksum: Checksum) -> None:
     assert len({id(one) for one in open_ones} | {id(unsealed(*shapes[0], checksum))}) == 5
 
 
-def test_sealing_refuses_what_writing_refuses() -> None:
+def test_sealing_refuses_what_writing_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = connect()
     items, parts = step_values(pair, 1)
     body = (unsealed(BodyKind.TAPS, Dtype.BF16, 1, 24, len(parts[0]), Checksum.XXH3_64),)
@@ -208,10 +218,11 @@ def test_sealing_refuses_what_writing_refuses() -> None:
     with pytest.raises(LocalProtocolError) as refused:
         encode_sealing_into(memoryview(bytearray(100)), Step, Key(), (tuple(items), body), [huge])
     assert refused.value.code is ErrorCode.WRONG_SIZE
-    many = [bytes(BODY_BYTES_MAX // 2 + 64)] * 2
-    bodies = tuple(unsealed(BodyKind.TAPS, Dtype.BYTES, 1, len(many[0]), len(many[0]), Checksum.XXH3_64) for _ in many)
+    room = memoryview(bytearray(4096))
+    assert encode_sealing_into(room, Step, Key(), (tuple(items), body), parts)
+    monkeypatch.setattr("dspark_proto.frame.BODY_BYTES_MAX", 63)
     with pytest.raises(LocalProtocolError) as refused:
-        encode_sealing_into(memoryview(bytearray(100)), Step, Key(), (tuple(items), bodies), many)
+        encode_sealing_into(room, Step, Key(), (tuple(items), body), parts)
     assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
 
 
