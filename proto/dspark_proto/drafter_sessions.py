@@ -13,6 +13,7 @@ from struct import Struct
 from typing import ClassVar, Final
 
 from .bodies import BodyDescriptor
+from .buffers import aligned
 from .digest import prefix_digest
 from .errors import ProtocolError, RemoteProtocolError
 from .events import (
@@ -25,7 +26,7 @@ from .events import (
     SlotReset,
     StepArrived,
 )
-from .frame import body_views, check_body, checked_bodies
+from .frame import check_body, checked_bodies
 from .limits import GENERATION_MAX, NO_COMMIT, SLOT_NONE
 from .messages import Cancel, Close, Commit, Context, ErrorMessage, Message, Open, Reset, Step, StepItem
 from .negotiation import HelloParameters
@@ -113,6 +114,7 @@ class DrafterSessions(Peer):
         _begin(slot, prefix.generation, message.context_start, message.start_digest)
         slot.session, slot.opened_generation = message.session, prefix.generation
         slot.support, slot.lane = message.support, message.lane
+        slot.reply_rows, slot.stored_rows = {}, None  # they carry the session, and rows of its support
         seed = (message.seed ^ _SIGN) - _SIGN
         return [
             SlotOpened(
@@ -178,6 +180,17 @@ class DrafterSessions(Peer):
         entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
         return BodyKind.TAPS, terms.tap_dtype, rows, entries, rows * terms.tap_row_bytes
 
+    def _are_taps(self, body: BodyDescriptor, rows: int) -> bool:
+        """Whether the body has the shape of ``rows`` tap rows, without making that."""
+        terms = self._terms()
+        return (
+            body.kind is BodyKind.TAPS
+            and body.dtype is terms.tap_dtype
+            and body.rows == rows
+            and body.entries * DTYPE_BYTES[body.dtype] == terms.tap_row_bytes
+            and body.body_bytes == rows * terms.tap_row_bytes
+        )
+
     def _on_commit(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Commit)
         check_owner(slot, message.session, prefix.generation, "COMMIT")
@@ -242,43 +255,48 @@ class DrafterSessions(Peer):
 
     def _on_step(self, prefix: Prefix, message: Message, view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Step)
-        first = message.items[0]
-        key = (first.slot, first.generation, first.round) if len(message.items) == 1 else _NO_KEY
+        items, bodies = message.items, message.bodies
+        key = (items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else _NO_KEY
         if (prefix.slot, prefix.generation, prefix.round) != key:
             raise RemoteProtocolError(ErrorCode.BAD_FIELD, "STEP.items")
-        if len(message.bodies) != sum([item.tap_rows > 0 for item in message.items]):
+        if len(bodies) != sum([item.tap_rows > 0 for item in items]):
             raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-        bodies = iter(zip(message.bodies, body_views(prefix, message, view), strict=True))
+        taken = 0
+        start = len(view) - prefix.body_bytes
         arrived = []
-        for item in message.items:
-            taken = self._take_or_refuse(item, next(bodies) if item.tap_rows else None)
-            if taken is not None:
-                arrived.append(taken)
+        for item in items:
+            body, padded = None, view[:0]
+            if item.tap_rows:
+                body, taken, end = bodies[taken], taken + 1, start + aligned(bodies[taken].body_bytes)
+                padded, start = view[start:end], end
+            try:
+                new = self._take_item(item, body, padded)
+            except ProtocolError as error:
+                self._refuse(error, Key(item.slot, item.generation, item.round))
+            else:
+                if new is not None:
+                    arrived.append(new)
         return [StepArrived(tuple(arrived))] if arrived else []
 
-    def _take_or_refuse(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
-        try:
-            return self._take_item(item, body)
-        except ProtocolError as error:
-            self._refuse(error, Key(item.slot, item.generation, item.round))
-            return None
+    def _take_item(self, item: StepItem, body: BodyDescriptor | None, padded: memoryview) -> StepItem | None:
+        """Start the item's round; None when it repeats the last one, whose reply is then sent again.
 
-    def _take_item(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
-        """Start the item's round; None when it repeats the last one, whose reply is then sent again."""
+        ``padded`` is what ``body`` describes, empty without one.
+        """
         slot = self._slot(item.slot)
         check_owner(slot, item.session, item.generation, "STEP")
-        checksum = body[0].checksum if body else b""
+        checksum = body.checksum if body else b""
         if slot.item is not None and item.round == slot.round:
             require(slot.is_retry(item, checksum), ErrorCode.ROUND_KEY_REUSED, "STEP.round")
             self._count(ErrorCode.DUPLICATE)
             self._outbox.extend(slot.reply_frames)
             return None
         check_step(slot, item, self._terms())
-        taps = memoryview(b"")
+        taps = padded
         if body:
-            if body[0].shape != self._tap_shape(item.tap_rows):
+            if not self._are_taps(body, item.tap_rows):
                 raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-            taps = check_body(*body)
+            taps = check_body(body, padded)
         self._follow(slot, item)
         slot.start_round(item, checksum)
         slot.reply_frames = ()

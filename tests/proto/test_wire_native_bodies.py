@@ -135,7 +135,7 @@ def filled(frames: ReplyFrames, layout: ReplyLayout, **changes: Any) -> list[byt
     ids, q = (memoryview(part) for part in (arrays | changes).values())
     entries = [1, 1, 1] if layout.tokens_only else [4000] * 3 if not layout.support else COLUMNS[1]
     columns = tuple(column[: layout.depth] for column in (COLUMNS[0], entries, COLUMNS[2]))
-    return [bytes(frame) for frame in frames.fill(KEY, ids, q, columns)] + [frames.checksum()]
+    return [bytes(frames.fill(i, KEY, ids, q, columns)) for i in range(len(frames.frames))] + [frames.checksum()]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..buffers import Buffer
+
+LARGE_SEND_BYTES: Final = 256 * 1024
+"""So many bytes are worth a ``send`` of their own: they travel while the rest is made. Less is sent together."""
 
 
 class TransportError(Exception):
