@@ -157,10 +157,12 @@ class StubDrafter:
         frames: list[Buffer] = []
         waiting_bytes = 0
         for item in items:
+            is_large = False
             for frame in drafter.stream_reply(item, **self._rows, draft_us=self._took_us):
                 frames.append(frame)
                 waiting_bytes += len(frame)
-                if waiting_bytes >= LARGE_SEND_BYTES:
+                is_large = is_large or waiting_bytes >= LARGE_SEND_BYTES
+                if is_large:
                     self._send(server, peer, frames)
                     frames, waiting_bytes = [], 0
         self._send(server, peer, frames)

@@ -1,10 +1,10 @@
 """The worker side of a v2 connection: takes leases, context and STEPs, and answers with whole replies.
 
 Sans-IO: methods return frames to send, ``receive`` (in :class:`DrafterInbox`) returns events, time is an
-argument. A large reply is given row by row (``stream_reply``). Invariants: reply memory is preallocated per slot at ACCEPT; the frames of a reply stay cached until
-the slot's next round, so a repeated STEP gets identical bytes; local misuse raises LocalProtocolError and
-changes nothing. Spec: SPEC.md, sections "HELLO", "ROW", "COMPLETION", "DRAIN". Called by the worker's server,
-one object per peer.
+argument. Invariants: reply memory is preallocated per slot at ACCEPT; the frames of a reply stay cached until
+the slot's next round, so a repeated STEP gets identical bytes; of a large reply each ROW can leave before the
+next one is filled (``stream_reply``); local misuse raises LocalProtocolError and changes nothing. Spec: SPEC.md,
+sections "HELLO", "ROW", "COMPLETION", "DRAIN". Called by the worker's server, one object per peer.
 """
 
 from __future__ import annotations
@@ -153,12 +153,14 @@ class DrafterConnection(DrafterInbox):
         columns: Columns,
         draft_us: int,
     ) -> Iterator[memoryview]:
-        """The frames of a reply of several ROWs. The slot may be another round's each time that one was taken."""
-        yield rows.frames[0]
-        for index in range(1, len(rows.frames)):
+        """The frames of a reply of several ROWs, the first of them filled.
+
+        Each time that the caller asks for one the slot, and its storage, may be another round's.
+        """
+        for index in range(len(rows.frames)):
             if self._awaiting(item) is not slot:
                 return
-            yield rows.fill(index, item, ids, q, columns)
+            yield rows.fill(index, item, ids, q, columns) if index else rows.frames[0]
         if self._awaiting(item) is slot:
             yield self._completed(slot, item, rows, columns[0], rows.checksum(), draft_us)[-1]
 

@@ -216,10 +216,13 @@ class Worker:
 
     def _answer(self, peer: Peer, item: StepItem, hidden: Tensor) -> Iterator[None]:
         """Reply to one step, see `drafting`; whatever fails in it fails it alone, and is never repaired."""
+        is_large = False
         try:
             for frame in self._reply(peer, item, self._draft(peer, item, hidden)):
                 self._send(peer, (frame,))
-                if self._outbox_bytes >= LARGE_SEND_BYTES:
+                # What follows in a reply that has left in part, its COMPLETION too, does not wait for the next reply.
+                is_large = is_large or self._outbox_bytes >= LARGE_SEND_BYTES
+                if is_large:
                     yield
         except Exception:  # a row that cannot be formed, a product that overflows: the others still get theirs
             self._fail(peer, item)
