@@ -143,10 +143,10 @@ class StubDrafter:
                 drafter = self._peers[arrived.peer] = DrafterConnection(self._parameters)
             now_ns = time.monotonic_ns()
             for event in drafter.receive(arrived.frame, now_ns):
-                if isinstance(event, HelloReceived):
-                    server.send(arrived.peer, [drafter.accept(now_ns)])
-                elif isinstance(event, StepArrived):
+                if isinstance(event, StepArrived):
                     self._reply(server, arrived.peer, drafter, event.items)
+                elif isinstance(event, HelloReceived):
+                    server.send(arrived.peer, [drafter.accept(now_ns)])
             server.send(arrived.peer, drafter.frames_to_send())
         self._took_us = (time.perf_counter_ns() - began) // 1000
 

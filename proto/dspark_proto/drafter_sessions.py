@@ -24,12 +24,12 @@ from .events import (
     SlotCommitted,
     SlotOpened,
     SlotReset,
-    StepArrived,
+    make_step_arrived,
 )
 from .frame import check_body, checked_bodies
 from .limits import GENERATION_MAX, NO_COMMIT, SLOT_NONE
 from .messages import Cancel, Close, Commit, Context, ErrorMessage, Message, Open, Reset, Step, StepItem
-from .negotiation import HelloParameters
+from .negotiation import HelloParameters, Negotiated
 from .peer import Peer
 from .prefix import NO_KEY, Key, Prefix
 from .registry import DTYPE_BYTES, BodyKind, Dtype, ErrorCode, MessageType, Scope
@@ -38,6 +38,7 @@ from .states import SLOT, DrafterState, SlotState
 
 _TOKEN: Final = Struct("<I")
 _SIGN: Final = 1 << 63
+_NO_TAPS: Final = memoryview(b"")
 _NO_KEY: Final = (NO_KEY.slot, NO_KEY.generation, NO_KEY.round)
 
 _SILENT: Final = frozenset(
@@ -180,17 +181,6 @@ class DrafterSessions(Peer):
         entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
         return BodyKind.TAPS, terms.tap_dtype, rows, entries, rows * terms.tap_row_bytes
 
-    def _are_taps(self, body: BodyDescriptor, rows: int) -> bool:
-        """Whether the body has the shape of ``rows`` tap rows, without making that."""
-        terms = self._terms()
-        return (
-            body.kind is BodyKind.TAPS
-            and body.dtype is terms.tap_dtype
-            and body.rows == rows
-            and body.entries * DTYPE_BYTES[body.dtype] == terms.tap_row_bytes
-            and body.body_bytes == rows * terms.tap_row_bytes
-        )
-
     def _on_commit(self, slot: DrafterSlot, prefix: Prefix, message: Message, _view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Commit)
         check_owner(slot, message.session, prefix.generation, "COMMIT")
@@ -255,48 +245,49 @@ class DrafterSessions(Peer):
 
     def _on_step(self, prefix: Prefix, message: Message, view: memoryview) -> list[DrafterEvent]:
         assert isinstance(message, Step)
-        items, bodies = message.items, message.bodies
-        key = (items[0].slot, items[0].generation, items[0].round) if len(items) == 1 else _NO_KEY
+        first = message.items[0]
+        key = (first.slot, first.generation, first.round) if len(message.items) == 1 else _NO_KEY
         if (prefix.slot, prefix.generation, prefix.round) != key:
             raise RemoteProtocolError(ErrorCode.BAD_FIELD, "STEP.items")
-        if len(bodies) != sum([item.tap_rows > 0 for item in items]):
+        if len(message.bodies) != sum([item.tap_rows > 0 for item in message.items]):
             raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-        taken = 0
+        bodies = iter(message.bodies)
         start = len(view) - prefix.body_bytes
         arrived = []
-        for item in items:
-            body, padded = None, view[:0]
+        for item in message.items:
+            body = None
             if item.tap_rows:
-                body, taken, end = bodies[taken], taken + 1, start + aligned(bodies[taken].body_bytes)
-                padded, start = view[start:end], end
+                descriptor = next(bodies)
+                end = start + aligned(descriptor.body_bytes)
+                body, start = (descriptor, view[start:end]), end
             try:
-                new = self._take_item(item, body, padded)
+                taken = self._take_item(item, body)
             except ProtocolError as error:
                 self._refuse(error, Key(item.slot, item.generation, item.round))
             else:
-                if new is not None:
-                    arrived.append(new)
-        return [StepArrived(tuple(arrived))] if arrived else []
+                if taken is not None:
+                    arrived.append(taken)
+        return [make_step_arrived(tuple(arrived))] if arrived else []
 
-    def _take_item(self, item: StepItem, body: BodyDescriptor | None, padded: memoryview) -> StepItem | None:
-        """Start the item's round; None when it repeats the last one, whose reply is then sent again.
-
-        ``padded`` is what ``body`` describes, empty without one.
-        """
+    def _take_item(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
+        """Start the item's round; None when it repeats the last one, whose reply is then sent again."""
         slot = self._slot(item.slot)
-        check_owner(slot, item.session, item.generation, "STEP")
-        checksum = body.checksum if body else b""
+        # A slot that is ready for its owner needs no second look.
+        if slot.state is not SlotState.READY or slot.session != item.session or slot.generation != item.generation:
+            check_owner(slot, item.session, item.generation, "STEP")
+        checksum = body[0].checksum if body else b""
         if slot.item is not None and item.round == slot.round:
             require(slot.is_retry(item, checksum), ErrorCode.ROUND_KEY_REUSED, "STEP.round")
             self._count(ErrorCode.DUPLICATE)
             self._outbox.extend(slot.reply_frames)
             return None
-        check_step(slot, item, self._terms())
-        taps = padded
+        terms = self._terms()
+        check_step(slot, item, terms)
+        taps = _NO_TAPS
         if body:
-            if not self._are_taps(body, item.tap_rows):
+            if not _are_taps(body[0], item.tap_rows, terms):
                 raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-            taps = check_body(body, padded)
+            taps = check_body(*body)
         self._follow(slot, item)
         slot.start_round(item, checksum)
         slot.reply_frames = ()
@@ -325,6 +316,17 @@ class DrafterSessions(Peer):
         MessageType.CANCEL: _on_cancel,
         MessageType.CLOSE: _on_close,
     }
+
+
+def _are_taps(body: BodyDescriptor, rows: int, terms: Negotiated) -> bool:
+    """Whether the body has the shape of ``rows`` tap rows."""
+    return (
+        body.kind is BodyKind.TAPS
+        and body.dtype is terms.tap_dtype
+        and body.rows == rows
+        and body.entries * DTYPE_BYTES[body.dtype] == terms.tap_row_bytes
+        and body.body_bytes == rows * terms.tap_row_bytes
+    )
 
 
 def _begin(slot: DrafterSlot, generation: int, context_start: int, digest: bytes) -> None:

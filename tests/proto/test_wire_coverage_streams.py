@@ -91,11 +91,11 @@ def test_the_frames_are_those_of_a_reply(make: Any, lane: Lane, reply: dict[str,
 
 def test_a_row_leaves_before_the_next_is_filled() -> None:
     pair = dense_pair()
-    item, frames = started(pair)
+    _, frames = started(pair)
     before = list(frames)
     pair.down(*before)[0].lease.release()
     old = [bytes(frame) for frame in before]
-    item, frames = started(pair, 2, token=8)
+    _, frames = started(pair, 2, token=8)
     for index in range(3):
         frame = next(frames)
         assert bytes(frame) == bytes(before[index]) != old[index]

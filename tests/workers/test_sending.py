@@ -207,9 +207,7 @@ def test_sending_is_no_part_of_the_time_that_drafting_took(parts: Parts, monkeyp
 
 
 @pytest.mark.usefixtures("one_row_each")
-def test_a_reply_that_breaks_in_the_middle_fails_its_step_alone(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_breaks_in_the_middle_fails_its_step_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     spark = dense_spark(parts, 0, 1)
     original = ReplyFrames.fill
 
