@@ -25,7 +25,7 @@ from .messages import STATUS_OK, Completion, Drain, StepItem
 from .negotiation import accept_message
 from .registry import ErrorCode
 from .reply_frames import ReplyFrames
-from .rows import Columns, checked_arrays, fill_reply
+from .rows import Columns, ReplyLayout, checked_arrays, fill_reply
 from .slots import DrafterSlot, require
 from .states import DrafterState, SlotState
 
@@ -141,6 +141,7 @@ class DrafterConnection(DrafterInbox):
             raise LocalProtocolError(ErrorCode.TOKEN_OUT_OF_RANGE, "reply.tokens", "use global token ids")
         if rows.only is not None:
             return iter(self._completed(slot, item, rows, tokens, rows.checksum(), draft_us))
+        Completion(*self._completion(item, layout, NO_CHECKSUM, draft_us))  # what is wrong with it is told now
         return self._row_by_row(slot, item, rows, ids_view, q_view, columns, draft_us)
 
     def _row_by_row(
@@ -174,8 +175,18 @@ class DrafterConnection(DrafterInbox):
         draft_us: int,
     ) -> tuple[memoryview, ...]:
         """All frames of the slot's reply, whose ROWs are filled; its round is answered."""
-        layout, rest = rows.layout, rows.rest
-        values = (
+        rest, values = rows.rest, self._completion(item, rows.layout, checksum, draft_us)
+        frame = rest[: encode_values_into(rest, Completion, item, values)]
+        slot.move("reply", "reply")
+        slot.replied, slot.drafted = True, tuple(tokens)
+        slot.reply_frames = (*rows.frames, frame)
+        return slot.reply_frames
+
+    def _completion(
+        self, item: StepItem, layout: ReplyLayout, checksum: bytes, draft_us: int
+    ) -> tuple[int, int, int, int, bytes, int, int, int, bytes, int]:
+        """The values of the :class:`Completion` of a reply."""
+        return (
             item.session,
             self.parameters.epoch,
             item.anchor_position,
@@ -187,11 +198,6 @@ class DrafterConnection(DrafterInbox):
             checksum,
             draft_us,
         )
-        frame = rest[: encode_values_into(rest, Completion, item, values)]
-        slot.move("reply", "reply")
-        slot.replied, slot.drafted = True, tuple(tokens)
-        slot.reply_frames = (*rows.frames, frame)
-        return slot.reply_frames
 
     def _stored_rows(self, slot: DrafterSlot, depth: int) -> ReplyFrames:
         """The session's ROW frames of a depth, in place in the slot's storage."""

@@ -132,12 +132,14 @@ def test_a_round_is_answered_with_its_completion() -> None:
         ({"tokens": [7, 7, 7, 7, -1]}, ErrorCode.BAD_ROW_RECORD),
         ({"entries": [VOCAB] * 4 + [1]}, ErrorCode.BAD_ROW_RECORD),
         ({"confidences": [0, 0, 0, 0, 2**24 + 1]}, ErrorCode.BAD_ROW_RECORD),
+        ({"draft_us": -1}, ErrorCode.BAD_FIELD),
+        ({"draft_us": 2**32}, ErrorCode.BAD_FIELD),
         ({"tokens": [7] * 4}, ErrorCode.WRONG_SIZE),
         ({"q": bytes(4 * 5 * VOCAB - 1)}, ErrorCode.WRONG_SIZE),
         ({"ids": bytes(20)}, ErrorCode.WRONG_SIZE),
     ],
 )
-def test_the_last_row_is_checked_before_the_first_frame(change: dict[str, Any], code: ErrorCode) -> None:
+def test_everything_is_checked_before_the_first_frame(change: dict[str, Any], code: ErrorCode) -> None:
     pair = dense_pair()
     (item,) = pair.step(pair.item(1))
     with pytest.raises(LocalProtocolError) as caught:
@@ -153,6 +155,7 @@ def test_the_last_row_is_checked_before_the_first_frame(change: dict[str, Any], 
         ({"tokens": [7, 7, 7, 7, 1000]}, ErrorCode.TOKEN_OUT_OF_RANGE),
         ({"tokens": [7, 7, 7, 7, VOCAB_MAX + 1]}, ErrorCode.BAD_ROW_RECORD),
         ({"entries": [1, 1, 1, 1, 0]}, ErrorCode.BAD_ROW_RECORD),
+        ({"draft_us": 2**32}, ErrorCode.BAD_FIELD),
         ({"tokens": [7] * 6}, ErrorCode.WRONG_SIZE),
         ({"ids": bytes(639)}, ErrorCode.WRONG_SIZE),
     ],
