@@ -35,6 +35,7 @@ from dspark_proto import (
 )
 from dspark_proto.memory import aligned_memory
 from dspark_proto.transports import ServerTransport, open_server
+from dspark_proto.transports.base import LARGE_SEND_BYTES
 
 DEPTH = 5
 TAP_LAYERS = (10, 21, 32)
@@ -142,20 +143,32 @@ class StubDrafter:
                 drafter = self._peers[arrived.peer] = DrafterConnection(self._parameters)
             now_ns = time.monotonic_ns()
             for event in drafter.receive(arrived.frame, now_ns):
-                if isinstance(event, HelloReceived):
-                    server.send(arrived.peer, [drafter.accept(now_ns)])
-                elif isinstance(event, StepArrived):
+                if isinstance(event, StepArrived):
                     self._reply(server, arrived.peer, drafter, event.items)
+                elif isinstance(event, HelloReceived):
+                    server.send(arrived.peer, [drafter.accept(now_ns)])
             server.send(arrived.peer, drafter.frames_to_send())
         self._took_us = (time.perf_counter_ns() - began) // 1000
 
     def _reply(
         self, server: ServerTransport, peer: bytes, drafter: DrafterConnection, items: tuple[StepItem, ...]
     ) -> None:
-        """Answer all items of a STEP in one send, as the worker does."""
+        """Answer all items of a STEP in one send, and large replies while they are made, as the worker does."""
         frames: list[Buffer] = []
+        waiting_bytes = 0
         for item in items:
-            frames += drafter.reply(item, **self._rows, draft_us=self._took_us)
+            is_large = False
+            for frame in drafter.stream_reply(item, **self._rows, draft_us=self._took_us):
+                frames.append(frame)
+                waiting_bytes += len(frame)
+                is_large = is_large or waiting_bytes >= LARGE_SEND_BYTES
+                if is_large:
+                    self._send(server, peer, frames)
+                    frames, waiting_bytes = [], 0
+        self._send(server, peer, frames)
+
+    @staticmethod
+    def _send(server: ServerTransport, peer: bytes, frames: list[Buffer]) -> None:
         while not server.send(peer, frames, _POLL_MS):
             server.poll(0)
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dspark import wire_benchmark
 from dspark.wire_benchmark import DEPTH, TAP_ROWS, Round, Series
-from dspark.wire_benchmark_peers import TAP_LAYERS, TAP_WIDTH, Layout, plain_process
+from dspark.wire_benchmark_peers import TAP_LAYERS, TAP_WIDTH, Layout, StubDrafter, plain_process
+from dspark_proto import Buffer, MessageType
+from dspark_proto.reply_frames import ReplyFrames
+from dspark_proto.transports.base import PeerFrame
 
 VOCAB = 500
 CASES = ((Layout("sparse", 32, VOCAB), 2), (Layout("dense", 0, VOCAB), 1))
@@ -60,6 +66,78 @@ def test_a_traced_round_keeps_nothing(result: dict[str, object]) -> None:
             assert isinstance(peak, int)
             assert -100 < kept < 100
             assert 0 < peak < 12_000
+
+
+@dataclass
+class StubEnd:
+    """The stub's end of a transport in memory. `log` is what the stub sent, in order."""
+
+    arrived: list[PeerFrame] = field(default_factory=list)
+    sent: list[memoryview] = field(default_factory=list)
+    log: list[Any] = field(default_factory=list)
+    endpoint: str = "memory"
+
+    def poll(self, timeout_ms: int) -> list[PeerFrame]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def send(self, peer: bytes, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        if frames:
+            self.log.append([MessageType(memoryview(frame)[6]) for frame in frames])
+            self.sent += [memoryview(bytes(frame)) for frame in frames]
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class VerifierEnd:
+    """The verifier's end; the stub has its turn when it polls."""
+
+    stub: StubDrafter
+    other: StubEnd
+
+    def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
+        self.other.arrived += [PeerFrame(b"verifier", memoryview(bytes(frame))) for frame in frames]
+        return True
+
+    def poll(self, timeout_ms: int) -> list[memoryview]:
+        self.stub.turn(self.other)
+        sent, self.other.sent = self.other.sent, []
+        return sent
+
+    def close(self) -> None:
+        pass
+
+
+def joined(layout: Layout, requests: int) -> tuple[wire_benchmark.Verifier, list[Any]]:
+    """A verifier that has opened its slots, and the log of what the stub sends from then on."""
+    other = StubEnd()
+    verifier = wire_benchmark.Verifier(VerifierEnd(StubDrafter(layout, requests), other), layout, requests)
+    other.log.clear()
+    return verifier, other.log
+
+
+def test_the_stub_answers_all_requests_in_one_send() -> None:
+    verifier, log = joined(CASES[0][0], 3)
+    for _ in range(2):
+        verifier.round(verifier.prepare())
+    assert log == [[MessageType.ROW, MessageType.COMPLETION] * 3] * 2
+
+
+def test_large_replies_of_the_stub_leave_while_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, log = joined(Layout("dense", 0, 100_000), 2)
+    original = ReplyFrames.fill
+
+    def fill(self: ReplyFrames, index: int, *arguments: Any) -> memoryview:
+        log.append(index)
+        return original(self, index, *arguments)
+
+    monkeypatch.setattr(ReplyFrames, "fill", fill)
+    verifier.round(verifier.prepare())
+    row, completion = [MessageType.ROW], [MessageType.COMPLETION]
+    assert log == [0, row, 1, row, 2, row, completion] * 2
 
 
 def test_ratios_are_taken_inside_a_turn() -> None:

@@ -1198,39 +1198,89 @@ static int take_columns(PyObject *values, const Shape *shape, uint64_t columns[3
     return 1;
 }
 
-/* fill_rows(frame, blank, ids, q, shape, (tokens, entries, confidences), slot, generation, round): whether the blank's part
- * of a reply, whose ids, q and columns are whole, is now in its frame, under this key. Nothing is written unless all is in
- * range. */
-static PyObject *fill_rows(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+/* The arguments of fill_rows, whose tokens must be of this vocabulary: 1 when the blank's part of a reply is in its frame,
+ * -1 with an exception. ``sum``, where it is not NULL, gets the reply's checksum; the frame must then hold all its rows. */
+static int fill(PyObject *const *arguments, uint64_t vocabulary, uint8_t *sum) {
     Blank blank;
     Shape shape;
-    Sum probe;
+    Sum whole;
     uint64_t columns[3][ROWS_MAX], key[3];
-    if (count != 9 || !take_blank(arguments[1], &blank) || !take_shape(arguments[4], &shape) ||
-        !take_columns(arguments[5], &shape, columns) || !sum_begin(&probe, blank.kind))
-        Py_RETURN_FALSE;
+    if (!take_blank(arguments[1], &blank) || !take_shape(arguments[4], &shape))
+        return 0;
+    shape.vocabulary = vocabulary;
+    if (!take_columns(arguments[5], &shape, columns) || !sum_begin(&whole, blank.kind) ||
+        (sum && blank.rows != shape.rows))
+        return 0;
     for (int i = 0; i < 3; i++)
         if (!as_uint(arguments[6 + i], &key[i]))
-            Py_RETURN_FALSE;
+            return 0;
     if (key[0] > UINT32_MAX || key[2] > UINT32_MAX)
-        Py_RETURN_FALSE;
+        return 0;
     Py_buffer buffers[3];
     PyObject *const objects[] = {arguments[0], arguments[2], arguments[3]};
     for (int i = 0; i < 3; i++)
         if (PyObject_GetBuffer(objects[i], &buffers[i], i ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0) {
             while (i-- > 0)
                 PyBuffer_Release(&buffers[i]);
-            return NULL;
+            return -1;
         }
+    uint8_t *frame = buffers[0].buf;
     int fits = fits_frame(&blank, &shape, buffers[0].len) && (uint64_t)buffers[1].len == shape.rows * shape.ids_row &&
                (uint64_t)buffers[2].len == shape.rows * shape.q_row;
     if (fits) {
-        fill_rows_of(buffers[0].buf, &blank, &shape, buffers[1].buf, buffers[2].buf, columns);
-        write_key(buffers[0].buf, key[0], key[1], key[2], (Py_ssize_t)blank.control_bytes);
+        fill_rows_of(frame, &blank, &shape, buffers[1].buf, buffers[2].buf, columns);
+        write_key(frame, key[0], key[1], key[2], (Py_ssize_t)blank.control_bytes);
+    }
+    if (fits && sum) {
+        for (uint64_t i = 0; i < blank.bodies; i++)
+            sum_update(&whole, frame + blank.body[i], (Py_ssize_t)body_bytes_of(&blank, &shape, i));
+        sum_end(&whole, sum);
     }
     for (int i = 0; i < 3; i++)
         PyBuffer_Release(&buffers[i]);
-    return PyBool_FromLong(fits);
+    return fits;
+}
+
+/* fill_rows(frame, blank, ids, q, shape, (tokens, entries, confidences), slot, generation, round): whether the blank's part
+ * of a reply, whose ids, q and columns are whole, is now in its frame, under this key. Nothing is written unless all is in
+ * range. */
+static PyObject *fill_rows(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    int filled = count == 9 ? fill(arguments, VOCAB_MAX + 1ull, NULL) : 0;
+    return filled < 0 ? NULL : PyBool_FromLong(filled);
+}
+
+/* fill_reply(the arguments of fill_rows, vocabulary): the checksum of a reply that is now in its one frame, or None. */
+static PyObject *fill_reply(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    uint64_t vocabulary;
+    uint8_t sum[CHECKSUM_BYTES];
+    if (count != 10 || !as_uint(arguments[9], &vocabulary) || vocabulary > VOCAB_MAX + 1ull)
+        Py_RETURN_NONE;
+    if (fill(arguments, vocabulary, sum) <= 0) {
+        PyErr_Clear(); /* ids and q are as the caller gave them: Python says what is wrong with them */
+        Py_RETURN_NONE;
+    }
+    return PyBytes_FromStringAndSize((const char *)sum, CHECKSUM_BYTES);
+}
+
+/* prefix_digest(digest, tokens): the digest of a prefix after a list or tuple of tokens more, or None. */
+static PyObject *prefix_digest(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    uint8_t covered[CHECKSUM_BYTES + 4];
+    if (count != 2 || !PyBytes_CheckExact(arguments[0]) || PyBytes_GET_SIZE(arguments[0]) != CHECKSUM_BYTES ||
+        !(PyList_CheckExact(arguments[1]) || PyTuple_CheckExact(arguments[1])))
+        Py_RETURN_NONE;
+    memcpy(covered, PyBytes_AS_STRING(arguments[0]), CHECKSUM_BYTES);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(arguments[1]); i++) {
+        PyObject *value = PySequence_Fast_GET_ITEM(arguments[1], i);
+        uint64_t token;
+        Sum sum;
+        if (!PyLong_CheckExact(value) || !as_uint(value, &token) || token > UINT32_MAX)
+            Py_RETURN_NONE;
+        store(covered + CHECKSUM_BYTES, token, 4);
+        sum_begin(&sum, XXH3_64);
+        sum_update(&sum, covered, sizeof covered);
+        sum_end(&sum, covered);
+    }
+    return PyBytes_FromStringAndSize((const char *)covered, CHECKSUM_BYTES);
 }
 
 /* Records without checks: what a frozen dataclass does with one call of Python for each field, done at once. */
@@ -1335,6 +1385,8 @@ static PyMethodDef functions[] = {
     {"write_records", (PyCFunction)(void (*)(void))write_records, METH_FASTCALL, NULL},
     {"fill_rows", (PyCFunction)(void (*)(void))fill_rows, METH_FASTCALL, NULL},
     {"stage_expected", (PyCFunction)(void (*)(void))stage_expected_frame, METH_FASTCALL, NULL},
+    {"fill_reply", (PyCFunction)(void (*)(void))fill_reply, METH_FASTCALL, NULL},
+    {"prefix_digest", (PyCFunction)(void (*)(void))prefix_digest, METH_FASTCALL, NULL},
     {"checksum", (PyCFunction)(void (*)(void))checksum, METH_FASTCALL, NULL},
     {"address", (PyCFunction)address, METH_O, NULL},
     {NULL, NULL, 0, NULL},

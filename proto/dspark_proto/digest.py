@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Final
 
 from .checksums import xxh3_64_bytes
+from .native import codec
 
 DIGEST_BYTES: Final = 8
 EMPTY_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -26,6 +27,12 @@ def extend_digest(digest: bytes, token: int) -> bytes:
 
 def prefix_digest(tokens: Iterable[int], start: bytes = EMPTY_DIGEST) -> bytes:
     """Digest of ``tokens`` after a prefix whose digest is ``start``."""
+    digest = None if codec is None else codec.prefix_digest(start, tokens)
+    return prefix_digest_plainly(tokens, start) if digest is None else digest
+
+
+def prefix_digest_plainly(tokens: Iterable[int], start: bytes) -> bytes:
+    """:func:`prefix_digest` with the checksum wheel."""
     digest = start
     for token in tokens:
         digest = xxh3_64_bytes(digest + pack_token(token))

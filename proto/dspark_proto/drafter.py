@@ -2,14 +2,14 @@
 
 Sans-IO: methods return frames to send, ``receive`` (in :class:`DrafterInbox`) returns events, time is an
 argument. Invariants: reply memory is preallocated per slot at ACCEPT; the frames of a reply stay cached until
-the slot's next round, so a repeated STEP gets identical bytes; local misuse raises LocalProtocolError and
-changes nothing. Spec: SPEC.md, sections "HELLO", "ROW", "COMPLETION", "DRAIN". Called by the worker's server,
-one object per peer.
+the slot's next round, so a repeated STEP gets identical bytes; of a large reply each ROW can leave before the
+next one is filled (``stream_reply``); local misuse raises LocalProtocolError and changes nothing. Spec: SPEC.md,
+sections "HELLO", "ROW", "COMPLETION", "DRAIN". Called by the worker's server, one object per peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .buffers import Buffer, aligned
@@ -25,7 +25,7 @@ from .messages import STATUS_OK, Completion, Drain, StepItem
 from .negotiation import accept_message
 from .registry import ErrorCode
 from .reply_frames import ReplyFrames
-from .rows import ReplyLayout, checked_arrays
+from .rows import Columns, ReplyLayout, checked_arrays, fill_reply
 from .slots import DrafterSlot, require
 from .states import DrafterState, SlotState
 
@@ -105,32 +105,108 @@ class DrafterConnection(DrafterInbox):
         The frames stay valid until the slot's next round. An empty
         list means that the item's key died meanwhile (counted): drop the work.
         """
+        return list(self.stream_reply(item, tokens, entries, ids, q, draft_us, confidences))
+
+    def stream_reply(
+        self,
+        item: StepItem,
+        tokens: Sequence[int],
+        entries: Sequence[int],
+        ids: Buffer,
+        q: Buffer,
+        draft_us: int = 0,
+        confidences: Sequence[int] | None = None,
+    ) -> Iterator[memoryview]:
+        """The frames of :meth:`reply` one by one, so that a large ROW can leave while the next one is filled.
+
+        Everything is checked here, before there is a frame; the arrays must stay as they are until the last one. A
+        reply of several ROWs is answered with its COMPLETION: before that a repeated STEP gets nothing, as before any
+        reply, and whoever stops may answer ``item`` again, or ``fail`` it. When its key dies, the frames end, counted.
+        """
         slot = self._awaiting(item)
         if slot is None:
-            return []
-        terms = self._terms()
-        layout = self._layout(item.depth, slot.support)
+            return iter(())
+        rows = slot.reply_rows.get(item.depth)
+        if rows is None or rows is not slot.stored_rows:
+            rows = self._stored_rows(slot, item.depth)
+        layout, vocab_size = rows.layout, self._terms().vocab_size
+        columns: Columns = (tokens, entries, layout.certain if confidences is None else confidences)
+        if rows.only is not None:
+            checksum = fill_reply(rows.frames[0], rows.only, ids, q, layout, item, columns, vocab_size)
+            if checksum is not None:
+                return iter(self._completed(slot, item, rows, tokens, checksum, draft_us))
         ids_view, q_view, columns = checked_arrays(layout, tokens, entries, ids, q, confidences)
-        rows = self._reply_rows(slot, layout)
-        key = slot.key
-        row_frames = rows.fill(key, ids_view, q_view, columns)
-        if max(tokens) >= terms.vocab_size:
+        rows.fill(0, item, ids_view, q_view, columns)
+        if max(tokens) >= vocab_size:
             raise LocalProtocolError(ErrorCode.TOKEN_OUT_OF_RANGE, "reply.tokens", "use global token ids")
-        values = self._completion(item, STATUS_OK, layout.depth, layout.total_bytes, rows.checksum(), draft_us)
-        completion_frame = rows.rest[: encode_values_into(rows.rest, Completion, key, values)]
+        if rows.only is not None:
+            return iter(self._completed(slot, item, rows, tokens, rows.checksum(), draft_us))
+        Completion(*self._completion(item, layout, NO_CHECKSUM, draft_us))  # what is wrong with it is told now
+        return self._row_by_row(slot, item, rows, ids_view, q_view, columns, draft_us)
+
+    def _row_by_row(
+        self,
+        slot: DrafterSlot,
+        item: StepItem,
+        rows: ReplyFrames,
+        ids: memoryview,
+        q: memoryview,
+        columns: Columns,
+        draft_us: int,
+    ) -> Iterator[memoryview]:
+        """The frames of a reply of several ROWs, the first of them filled.
+
+        Each time that the caller asks for one the slot, and its storage, may be another round's.
+        """
+        for index in range(len(rows.frames)):
+            if self._awaiting(item) is not slot:
+                return
+            yield rows.fill(index, item, ids, q, columns) if index else rows.frames[0]
+        if self._awaiting(item) is slot:
+            yield self._completed(slot, item, rows, columns[0], rows.checksum(), draft_us)[-1]
+
+    def _completed(
+        self,
+        slot: DrafterSlot,
+        item: StepItem,
+        rows: ReplyFrames,
+        tokens: Sequence[int],
+        checksum: bytes,
+        draft_us: int,
+    ) -> tuple[memoryview, ...]:
+        """All frames of the slot's reply, whose ROWs are filled; its round is answered."""
+        rest, values = rows.rest, self._completion(item, rows.layout, checksum, draft_us)
+        frame = rest[: encode_values_into(rest, Completion, item, values)]
         slot.move("reply", "reply")
         slot.replied, slot.drafted = True, tuple(tokens)
-        slot.reply_frames = (*row_frames, completion_frame)
-        return list(slot.reply_frames)
+        slot.reply_frames = (*rows.frames, frame)
+        return slot.reply_frames
 
-    def _reply_rows(self, slot: DrafterSlot, layout: ReplyLayout) -> ReplyFrames:
-        """The slot's ROW frames of a layout, in place in its storage."""
-        found = slot.reply_rows.get(layout.depth)
-        if found is None or found.layout is not layout or found.session != slot.session:
-            checksum = self._terms().checksum
+    def _completion(
+        self, item: StepItem, layout: ReplyLayout, checksum: bytes, draft_us: int
+    ) -> tuple[int, int, int, int, bytes, int, int, int, bytes, int]:
+        """The values of the :class:`Completion` of a reply."""
+        return (
+            item.session,
+            self.parameters.epoch,
+            item.anchor_position,
+            item.context_version,
+            item.prefix_digest,
+            STATUS_OK,
+            layout.depth,
+            layout.total_bytes,
+            checksum,
+            draft_us,
+        )
+
+    def _stored_rows(self, slot: DrafterSlot, depth: int) -> ReplyFrames:
+        """The session's ROW frames of a depth, in place in the slot's storage."""
+        found = slot.reply_rows.get(depth)
+        if found is None:
+            layout, checksum = self._layout(depth, slot.support), self._terms().checksum
             found = ReplyFrames(slot.reply_storage, layout, slot.session, self.parameters.epoch, checksum)
-            slot.reply_rows[layout.depth] = found
-        elif slot.stored_rows is not found:
+            slot.reply_rows[depth] = found
+        else:
             found.restore()
         slot.stored_rows = found
         return found
@@ -140,15 +216,25 @@ class DrafterConnection(DrafterInbox):
         slot = self._awaiting(item)
         if slot is None:
             return []
-        frame = encode_frame(Completion(*self._completion(item, int(code), 0, 0, NO_CHECKSUM)), slot.key)
+        reply = Completion(
+            item.session,
+            self.parameters.epoch,
+            item.anchor_position,
+            item.context_version,
+            item.prefix_digest,
+            status=int(code),
+            row_count=0,
+            reply_bytes=0,
+            reply_checksum=NO_CHECKSUM,
+        )
+        frame = encode_frame(reply, slot.key)
         slot.move("fail", "fail")
         self._count(code)
         return [frame]
 
     def _awaiting(self, item: StepItem) -> DrafterSlot | None:
         """The slot whose unresolved round ``item`` is; None, counted, when the round died."""
-        alive = item.slot < len(self._slots)
-        slot = self._slots[item.slot] if alive else None
+        slot = self._slots[item.slot] if item.slot < len(self._slots) else None
         if slot is not None and slot.session == item.session and slot.generation == item.generation:
             if slot.state is SlotState.AWAITING and slot.round == item.round:
                 return slot
@@ -156,29 +242,6 @@ class DrafterConnection(DrafterInbox):
                 raise LocalProtocolError(ErrorCode.DUPLICATE, "reply.round", "answer each item once")
         self._count(ErrorCode.STALE_GENERATION)
         return None
-
-    def _completion(
-        self,
-        item: StepItem,
-        status: int,
-        row_count: int,
-        reply_bytes: int,
-        checksum: bytes,
-        draft_us: int = 0,
-    ) -> tuple[int, int, int, int, bytes, int, int, int, bytes, int]:
-        """The values of a :class:`Completion`."""
-        return (
-            item.session,
-            self.parameters.epoch,
-            item.anchor_position,
-            item.context_version,
-            item.prefix_digest,
-            status,
-            row_count,
-            reply_bytes,
-            checksum,
-            draft_us,
-        )
 
     def context_consumed(self, rows: int) -> None:
         """``rows`` context rows have been taken in: grants credit, announced by a PONG in the outbox."""

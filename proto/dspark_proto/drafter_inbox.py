@@ -57,28 +57,25 @@ class DrafterInbox(DrafterSessions):
         if opened is None:
             return []
         prefix, view = opened
-        allowed = DRAFTER_RECEIVES.get(prefix.type, frozenset())
-        active = self.state is DrafterState.ACTIVE and prefix.type in _WHILE_ACTIVE
-        if not active and self.state not in allowed:
-            self._refuse_early(prefix.type, known=bool(allowed))
-            return []
+        kind = prefix.type
+        if self.state is not DrafterState.ACTIVE or kind not in _WHILE_ACTIVE:
+            allowed = DRAFTER_RECEIVES.get(kind, frozenset())
+            if self.state not in allowed:
+                self._refuse_early(kind, known=bool(allowed))
+                return []
         try:
-            slot = self._admit(prefix) if self._concerns_slot(prefix) else None
-            message = self._decode(prefix, view)
-            handler = self._SLOT_HANDLERS.get(prefix.type)
-            if slot is not None and handler is not None:
-                return handler(self, slot, prefix, message, view)
-            return self._HANDLERS[prefix.type](self, prefix, message, view)
+            handler = self._SLOT_HANDLERS.get(kind)
+            if handler is not None:
+                return handler(self, self._admit(prefix), prefix, self._decode(prefix, view), view)
+            if kind is MessageType.STEP and prefix.slot != SLOT_NONE:
+                self._admit(prefix)
+            return self._HANDLERS[kind](self, prefix, self._decode(prefix, view), view)
         except ProtocolError as error:
             if prefix.type is MessageType.ERROR:
                 self._count(error.code)
             else:
                 self._refuse(error, prefix.key)
             return []
-
-    def _concerns_slot(self, prefix: Prefix) -> bool:
-        batch = prefix.slot == SLOT_NONE and prefix.type is MessageType.STEP
-        return not batch and (prefix.type in self._SLOT_HANDLERS or prefix.type is MessageType.STEP)
 
     def _refuse_early(self, kind: MessageType, known: bool) -> None:
         """A frame before HELLO, for instance from a verifier that has not noticed a restart: tell it once."""

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import ClassVar, Final
 
 from .bodies import BodyDescriptor
+from .buffers import aligned
 from .digest import prefix_digest
 from .errors import ProtocolError, RemoteProtocolError
 from .events import (
@@ -23,12 +24,12 @@ from .events import (
     SlotCommitted,
     SlotOpened,
     SlotReset,
-    StepArrived,
+    make_step_arrived,
 )
-from .frame import body_views, check_body, checked_bodies
+from .frame import check_body, checked_bodies
 from .limits import GENERATION_MAX, NO_COMMIT, SLOT_NONE
 from .messages import Cancel, Close, Commit, Context, ErrorMessage, Message, Open, Reset, Step, StepItem
-from .negotiation import HelloParameters
+from .negotiation import HelloParameters, Negotiated
 from .peer import Peer
 from .prefix import NO_KEY, Key, Prefix
 from .registry import DTYPE_BYTES, BodyKind, Dtype, ErrorCode, MessageType, Scope
@@ -37,6 +38,7 @@ from .states import SLOT, DrafterState, SlotState
 
 _TOKEN: Final = Struct("<I")
 _SIGN: Final = 1 << 63
+_NO_TAPS: Final = memoryview(b"")
 _NO_KEY: Final = (NO_KEY.slot, NO_KEY.generation, NO_KEY.round)
 
 _SILENT: Final = frozenset(
@@ -113,6 +115,7 @@ class DrafterSessions(Peer):
         _begin(slot, prefix.generation, message.context_start, message.start_digest)
         slot.session, slot.opened_generation = message.session, prefix.generation
         slot.support, slot.lane = message.support, message.lane
+        slot.reply_rows, slot.stored_rows = {}, None  # they carry the session, and rows of its support
         seed = (message.seed ^ _SIGN) - _SIGN
         return [
             SlotOpened(
@@ -248,35 +251,41 @@ class DrafterSessions(Peer):
             raise RemoteProtocolError(ErrorCode.BAD_FIELD, "STEP.items")
         if len(message.bodies) != sum([item.tap_rows > 0 for item in message.items]):
             raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
-        bodies = iter(zip(message.bodies, body_views(prefix, message, view), strict=True))
+        bodies = iter(message.bodies)
+        start = len(view) - prefix.body_bytes
         arrived = []
         for item in message.items:
-            taken = self._take_or_refuse(item, next(bodies) if item.tap_rows else None)
-            if taken is not None:
-                arrived.append(taken)
-        return [StepArrived(tuple(arrived))] if arrived else []
-
-    def _take_or_refuse(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
-        try:
-            return self._take_item(item, body)
-        except ProtocolError as error:
-            self._refuse(error, Key(item.slot, item.generation, item.round))
-            return None
+            body = None
+            if item.tap_rows:
+                descriptor = next(bodies)
+                end = start + aligned(descriptor.body_bytes)
+                body, start = (descriptor, view[start:end]), end
+            try:
+                taken = self._take_item(item, body)
+            except ProtocolError as error:
+                self._refuse(error, Key(item.slot, item.generation, item.round))
+            else:
+                if taken is not None:
+                    arrived.append(taken)
+        return [make_step_arrived(tuple(arrived))] if arrived else []
 
     def _take_item(self, item: StepItem, body: tuple[BodyDescriptor, memoryview] | None) -> StepItem | None:
         """Start the item's round; None when it repeats the last one, whose reply is then sent again."""
         slot = self._slot(item.slot)
-        check_owner(slot, item.session, item.generation, "STEP")
+        # A slot that is ready for its owner needs no second look.
+        if slot.state is not SlotState.READY or slot.session != item.session or slot.generation != item.generation:
+            check_owner(slot, item.session, item.generation, "STEP")
         checksum = body[0].checksum if body else b""
         if slot.item is not None and item.round == slot.round:
             require(slot.is_retry(item, checksum), ErrorCode.ROUND_KEY_REUSED, "STEP.round")
             self._count(ErrorCode.DUPLICATE)
             self._outbox.extend(slot.reply_frames)
             return None
-        check_step(slot, item, self._terms())
-        taps = memoryview(b"")
+        terms = self._terms()
+        check_step(slot, item, terms)
+        taps = _NO_TAPS
         if body:
-            if body[0].shape != self._tap_shape(item.tap_rows):
+            if not _are_taps(body[0], item.tap_rows, terms):
                 raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "STEP.bodies")
             taps = check_body(*body)
         self._follow(slot, item)
@@ -307,6 +316,17 @@ class DrafterSessions(Peer):
         MessageType.CANCEL: _on_cancel,
         MessageType.CLOSE: _on_close,
     }
+
+
+def _are_taps(body: BodyDescriptor, rows: int, terms: Negotiated) -> bool:
+    """Whether the body has the shape of ``rows`` tap rows."""
+    return (
+        body.kind is BodyKind.TAPS
+        and body.dtype is terms.tap_dtype
+        and body.rows == rows
+        and body.entries * DTYPE_BYTES[body.dtype] == terms.tap_row_bytes
+        and body.body_bytes == rows * terms.tap_row_bytes
+    )
 
 
 def _begin(slot: DrafterSlot, generation: int, context_start: int, digest: bytes) -> None:

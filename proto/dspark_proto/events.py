@@ -222,6 +222,9 @@ class StepArrived:
     items: tuple[StepItem, ...]
 
 
+make_step_arrived = maker(StepArrived)
+
+
 @dataclass(frozen=True, slots=True)
 class SlotCommitted:
     """What survived of ``round``, sent without a following STEP. ``token`` stands at ``position``."""

@@ -37,7 +37,7 @@ from .messages import (
     Stats,
     Step,
 )
-from .prefix import NO_KEY, Key, Prefix, read_prefix, write_prefix
+from .prefix import NO_KEY, Key, Keyed, Prefix, read_prefix, write_prefix
 from .registry import ErrorCode, MessageType
 
 MESSAGES: Final[dict[MessageType, type[Message]]] = {
@@ -73,7 +73,7 @@ def encode_frame(message: Message, key: Key = NO_KEY, bodies: Sequence[Buffer] =
     return out
 
 
-def encode_frame_into(out: memoryview, message: Message, key: Key = NO_KEY, bodies: Sequence[Buffer] = ()) -> int:
+def encode_frame_into(out: memoryview, message: Message, key: Keyed = NO_KEY, bodies: Sequence[Buffer] = ()) -> int:
     """Write a frame into the writable ``out`` and return its length.
 
     Raises :class:`LocalProtocolError` WRONG_SIZE when ``out`` is too small or a body differs from its
@@ -93,7 +93,7 @@ def encode_frame_into(out: memoryview, message: Message, key: Key = NO_KEY, bodi
     return length
 
 
-def encode_values_into(out: memoryview, kind: type[Message], key: Key, values: tuple[object, ...]) -> int:
+def encode_values_into(out: memoryview, kind: type[Message], key: Keyed, values: tuple[object, ...]) -> int:
     """:func:`encode_frame_into` of ``kind(*values)``, which has no bodies, without making the record."""
     table = kind.TABLE
     written = table.write(out, values, kind.TYPE, key.slot, key.generation, key.round, ()) if table else 0
@@ -129,7 +129,7 @@ def _body_sizes(message: Message, bodies: Sequence[Buffer]) -> list[int]:
 
 
 def _write(
-    out: memoryview, message: Message, key: Key, control: bytes, bodies: Sequence[Buffer], sizes: list[int]
+    out: memoryview, message: Message, key: Keyed, control: bytes, bodies: Sequence[Buffer], sizes: list[int]
 ) -> None:
     body_bytes = sum(map(aligned, sizes))
     prefix = Prefix(

@@ -4,7 +4,7 @@ Purpose: find the extension module that the build made from ``codec.c`` and chec
 Invariants: the decision falls once, at import; ``DSPARK_NATIVE=0`` in the environment forces Python; without the
 extension everything works, slower, with equal bytes, results and errors. C does valid input only and leaves the rest
 to Python, by None, False or 0, so each error has one source. Called by ``fields``, ``prefix``, ``rows``, ``checksums``,
-``memory`` and ``events``; it builds nothing.
+``digest``, ``memory`` and ``events``; it builds nothing.
 """
 
 from __future__ import annotations
@@ -133,6 +133,25 @@ class Codec(Protocol):
 
         When False, parts may have been copied.
         """
+
+    def fill_reply(
+        self,
+        frame: Buffer,
+        blank: Blank,
+        ids: Buffer,
+        q: Buffer,
+        shape: RowShape,
+        columns: tuple[Sequence[int], ...],
+        slot: int,
+        generation: int,
+        round: int,
+        vocab_size: int,
+        /,
+    ) -> bytes | None:
+        """:meth:`fill_rows` of a reply that has one ROW and tokens below ``vocab_size``; the reply's checksum."""
+
+    def prefix_digest(self, digest: bytes, tokens: object, /) -> bytes | None:
+        """``digest`` of a prefix, extended by the tokens of a list or tuple."""
 
     def checksum(self, kind: int, pieces: Sequence[Buffer], /) -> bytes:
         """The body checksum of bytes that lie in several places."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 
 from .buffers import aligned
 from .checksums import crc32c
@@ -47,6 +47,22 @@ class Key:
 
 NO_KEY: Final = Key()
 make_key: Final = maker(Key)
+
+
+class Keyed(Protocol):
+    """What has a key: a :class:`Key`, or the STEP item that a reply answers."""
+
+    @property
+    def slot(self) -> int:
+        """See :class:`Key`."""
+
+    @property
+    def generation(self) -> int:
+        """See :class:`Key`."""
+
+    @property
+    def round(self) -> int:
+        """See :class:`Key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +125,7 @@ def write_prefix(out: memoryview, prefix: Prefix) -> None:
     _CRC.pack_into(out, _CRC_OFFSET, crc32c(out[:_CRC_OFFSET]))
 
 
-def rewrite_key(frame: memoryview, key: Key, control_bytes: int) -> None:
+def rewrite_key(frame: memoryview, key: Keyed, control_bytes: int) -> None:
     """Make ``frame``, whose prefix is right in all else, a frame of ``key`` with the control that it has now."""
     if codec is not None and codec.rewrite_key(frame, control_bytes, key.slot, key.generation, key.round):
         return

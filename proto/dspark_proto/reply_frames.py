@@ -20,9 +20,9 @@ from .frame import body_views, encode_frame_into
 from .limits import PREFIX_BYTES
 from .messages import Row
 from .native import Blank
-from .prefix import Key, Prefix, read_prefix, rewrite_key
+from .prefix import Key, Keyed, Prefix, read_prefix, rewrite_key
 from .registry import Checksum
-from .rows import Columns, ReplyLayout, fill_rows, write_records
+from .rows import Columns, ReplyLayout, check_columns, fill_rows, write_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class _RowFrame:
 class ReplyFrames:
     """The ROWs of replies of one layout to one session, in ``storage``; ``rest`` is what they leave of it.
 
+    ``frames`` are theirs; where it is one, ``only`` is what ``fill_reply`` has to know of it.
     Frames of several layouts may share a storage: see ``restore``.
     """
 
     def __init__(self, storage: memoryview, layout: ReplyLayout, session: int, epoch: int, checksum: Checksum) -> None:
         self.layout: Final = layout
-        self.session: Final = session
         self._checksum = checksum
         self._no_bytes = storage[:0]
         self._rows: list[_RowFrame] = []
@@ -59,6 +59,8 @@ class ReplyFrames:
         step = layout.rows_per_frame
         for first in range(0, layout.depth, step):
             self._encode(blank_row(layout, session, epoch, checksum, first, min(step, layout.depth - first)))
+        self.frames: Final = tuple(one.frame for one in self._rows)
+        self.only: Final = self._rows[0].plan if len(self._rows) == 1 else None
         kinds = range(len(self._rows[0].bodies))
         self._pieces = [one.bodies[kind] for kind in kinds for one in self._rows]
 
@@ -89,20 +91,19 @@ class ReplyFrames:
             for padding in one.padding:
                 padding[:] = ZEROS[: len(padding)]
 
-    def fill(self, key: Key, ids: memoryview, q: memoryview, columns: Columns) -> list[memoryview]:
-        """The frames of a reply under ``key``, whose arrays ``checked_arrays`` gave.
+    def fill(self, index: int, key: Keyed, ids: memoryview, q: memoryview, columns: Columns) -> memoryview:
+        """Frame ``index`` of a reply under ``key``, whose arrays ``checked_arrays`` gave.
 
-        Raises :class:`LocalProtocolError` BAD_ROW_RECORD; the frames are then those of no reply.
+        Raises :class:`LocalProtocolError` BAD_ROW_RECORD, whichever row has it: who got one frame gets all.
         """
-        for one in self._rows:
-            if fill_rows(one.frame, one.plan, ids, q, self.layout, key, columns):
-                continue
-            part = columns if len(self._rows) == 1 else tuple(column[one.rows] for column in columns)
-            self._write_rows(one, ids, q, part)
+        one = self._rows[index]
+        if not fill_rows(one.frame, one.plan, ids, q, self.layout, key, columns):
+            check_columns(self.layout, columns)
+            self._write_rows(one, ids, q, tuple(column[one.rows] for column in columns))
             for place, body in zip(one.checksums, one.bodies, strict=True):
                 one.frame[place] = body_checksum(self._checksum, body)
             rewrite_key(one.frame, key, one.control_bytes)
-        return [one.frame for one in self._rows]
+        return one.frame
 
     def _write_rows(self, one: _RowFrame, ids: memoryview, q: memoryview, columns: Columns) -> None:
         """Copy the rows' ids and q, and write the records over them. A layout may have no ids, or no q either."""

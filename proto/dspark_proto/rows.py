@@ -23,7 +23,7 @@ from .checksums import body_checksum, crc32c
 from .errors import LocalProtocolError, RemoteProtocolError
 from .limits import CONFIDENCE_MAX, DEPTH_MAX, ROW_CHUNK_BYTES, U32_MAX, VOCAB_MAX
 from .native import Blank, RowShape, codec
-from .prefix import Key
+from .prefix import Keyed
 from .registry import BodyKind, Checksum, Dtype, ErrorCode, Representation
 
 RECORD_BYTES: Final = 16
@@ -58,7 +58,8 @@ class ReplyLayout:
 
     ``tokens_only``, with support 1: ids and values are implied and take no bytes. What follows from these is computed
     once, for every frame of a reply asks for it: ``width`` (values in one row's q), bytes of one row's ids and of its
-    q, offsets of IDS and Q in the block, the block's size. A connection keeps its layouts (``Peer``).
+    q, offsets of IDS and Q in the block, the block's size, and ``certain``, the confidences of a worker that has no
+    opinion. A connection keeps its layouts (``Peer``).
     """
 
     depth: int
@@ -73,6 +74,7 @@ class ReplyLayout:
     q_offset: int = field(init=False, repr=False, compare=False)
     total_bytes: int = field(init=False, repr=False, compare=False)
     shape: RowShape = field(init=False, repr=False, compare=False)
+    certain: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         width = self.support or self.vocab_size
@@ -90,6 +92,7 @@ class ReplyLayout:
             ("q_offset", q_at),
             ("total_bytes", q_at + self.depth * row),
             ("shape", (self.depth, ids_row, row, 1 if self.support else width, width)),
+            ("certain", _NO_OPINION * self.depth),
         ):
             object.__setattr__(self, name, value)
 
@@ -167,8 +170,7 @@ def checked_arrays(
     if layout.tokens_only:
         _check_implied(tokens, ids_view, q_view)
         ids_view = q_view = ids_view[:0]
-    certainties = _NO_OPINION * layout.depth if confidences is None else confidences
-    columns = (tokens, entries, certainties)
+    columns = (tokens, entries, layout.certain if confidences is None else confidences)
     _check_sizes(layout, len(ids_view), len(q_view), columns)
     return ids_view, q_view, columns
 
@@ -185,16 +187,38 @@ def write_records(records: memoryview, ids: memoryview, q: memoryview, layout: R
         and codec.write_records(records, ids, q, layout.shape, count, *columns)
     ):
         return
+    check_columns(layout, columns)
     rows = list(zip(*columns, strict=True))
-    if not all(_in_range(layout, VOCAB_MAX + 1, *row) for row in rows):
-        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token, entries or confidence out of range")
     for index, crc in enumerate(_row_crcs(ids, q, layout, rows)):
         token, entries, confidence = rows[index]
         _RECORD.pack_into(records, index * RECORD_BYTES, token, entries, crc, confidence)
 
 
+def check_columns(layout: ReplyLayout, columns: Columns) -> None:
+    """Raise :class:`LocalProtocolError` BAD_ROW_RECORD for a value that no record may have."""
+    if not all(_in_range(layout, VOCAB_MAX + 1, *row) for row in zip(*columns, strict=True)):
+        raise LocalProtocolError(ErrorCode.BAD_ROW_RECORD, "reply", "token, entries or confidence out of range")
+
+
+def fill_reply(
+    frame: memoryview,
+    blank: Blank,
+    ids: Buffer,
+    q: Buffer,
+    layout: ReplyLayout,
+    key: Keyed,
+    columns: Columns,
+    vocab_size: int,
+) -> bytes | None:
+    """:func:`fill_rows` with a whole reply of arrays that nothing has been checked of; its checksum, or None."""
+    if codec is None or layout.row_bytes > _ROW_BYTES_MAX or layout.tokens_only:
+        return None
+    slot, generation, round_ = key.slot, key.generation, key.round
+    return codec.fill_reply(frame, blank, ids, q, layout.shape, columns, slot, generation, round_, vocab_size)
+
+
 def fill_rows(
-    frame: memoryview, blank: Blank, ids: memoryview, q: memoryview, layout: ReplyLayout, key: Key, columns: Columns
+    frame: memoryview, blank: Blank, ids: memoryview, q: memoryview, layout: ReplyLayout, key: Keyed, columns: Columns
 ) -> bool:
     """Write the blank's rows of a reply into its ROW frame under ``key``, where the compiled codec can."""
     return (

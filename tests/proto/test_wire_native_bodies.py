@@ -15,9 +15,11 @@ from dspark_proto import Checksum, Dtype, ErrorCode, Key, LocalProtocolError, Re
 from dspark_proto.bodies import BodyDescriptor, describe
 from dspark_proto.buffers import aligned
 from dspark_proto.checksums import body_checksum, pieces_checksum, pieces_checksum_plainly
+from dspark_proto.digest import prefix_digest, prefix_digest_plainly
 from dspark_proto.native import codec as found
 from dspark_proto.registry import BodyKind
 from dspark_proto.reply_frames import ReplyFrames
+from dspark_proto.rows import fill_reply
 
 codec: Any = found
 pytestmark = pytest.mark.skipif(codec is None, reason="the compiled codec is not built, or DSPARK_NATIVE=0")
@@ -135,7 +137,7 @@ def filled(frames: ReplyFrames, layout: ReplyLayout, **changes: Any) -> list[byt
     ids, q = (memoryview(part) for part in (arrays | changes).values())
     entries = [1, 1, 1] if layout.tokens_only else [4000] * 3 if not layout.support else COLUMNS[1]
     columns = tuple(column[: layout.depth] for column in (COLUMNS[0], entries, COLUMNS[2]))
-    return [bytes(frame) for frame in frames.fill(KEY, ids, q, columns)] + [frames.checksum()]
+    return [bytes(frames.fill(i, KEY, ids, q, columns)) for i in range(len(frames.frames))] + [frames.checksum()]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +201,98 @@ def planned(index: int, value: int) -> tuple[int, ...]:
 def test_what_does_not_fit_its_frame_is_not_filled(change: dict[str, Any]) -> None:
     assert fill() == (True, True)
     assert fill(**change) == (False, False)
+
+
+# Whole replies, and digests
+
+
+def filled_whole(frames: ReplyFrames, layout: ReplyLayout, vocab_size: int = 2**31, **changes: Any) -> Any:
+    """The reply of ``filled`` in one pass: its frame and its checksum, or None."""
+    arrays = {"ids": DATA[: layout.depth * layout.ids_row_bytes], "q": (DATA * 3)[: layout.depth * layout.row_bytes]}
+    arrays |= {"columns": tuple(column[: layout.depth] for column in (COLUMNS[0], COLUMNS[1], COLUMNS[2]))} | changes
+    before = bytes(frames.frames[0])
+    checksum = fill_reply(frames.frames[0], frames.only, **arrays, layout=layout, key=KEY, vocab_size=vocab_size)
+    if checksum is None:
+        assert bytes(frames.frames[0]) == before
+        return None
+    return [bytes(frames.frames[0]), checksum]
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, ReplyLayout(1, 4), ReplyLayout(3, 16)])
+def test_a_reply_in_one_pass_is_the_same_reply(layout: ReplyLayout) -> None:
+    expected = filled(frames_of(layout), layout)
+    assert filled_whole(frames_of(layout), layout) == expected
+    q = memoryview((DATA * 3)[: layout.depth * layout.row_bytes]).cast("f")
+    assert filled_whole(frames_of(layout), layout, q=q) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": 9},
+        {"vocab_size": 2**31 + 1},
+        {"vocab_size": -1},
+        {"columns": ([0, 5, -1], *COLUMNS[1:])},
+        {"columns": (COLUMNS[0], [1, 0, 2], COLUMNS[2])},
+        {"columns": ([0, 5], *COLUMNS[1:])},
+        {"columns": ((token for token in COLUMNS[0]), *COLUMNS[1:])},
+        {"columns": ([0, 5, True], *COLUMNS[1:])},
+        {"ids": DATA[:47]},
+        {"ids": b""},
+        {"q": DATA[:52]},
+        {"q": memoryview(DATA[:96])[::2]},
+        {"q": "text"},
+    ],
+)
+def test_a_reply_with_something_wrong_is_left_to_python(change: dict[str, Any]) -> None:
+    assert filled_whole(frames_of(), LAYOUT) is not None
+    assert filled_whole(frames_of(), LAYOUT, **change) is None
+
+
+def test_rows_of_a_part_are_no_whole_reply() -> None:
+    layout = ReplyLayout(5, 0, 100_000)
+    frames = frames_of(layout)
+    assert frames.only is None
+    one = frames._rows[0]
+    columns = ([1] * 5, [100_000] * 5, (0,) * 5)
+    whole = bytes(5 * 400_000)
+    assert codec.fill_reply(one.frame, one.plan, b"", whole, layout.shape, columns, 1, 2, 3, 2**31) is None
+    assert codec.fill_rows(one.frame, one.plan, b"", whole, layout.shape, columns, 1, 2, 3)
+
+
+def test_rows_without_values_are_left_to_python() -> None:
+    """What version 1 implies is checked before it is left out."""
+    layout = ReplyLayout(3, 1, tokens_only=True)
+    frames = frames_of(layout)
+    assert filled_whole(frames, layout, columns=(COLUMNS[0], [1] * 3, COLUMNS[2])) is None
+
+
+def test_digests_of_tokens_are_alike_in_both() -> None:
+    draw = random.Random(6)
+    for count in range(40):
+        tokens = [draw.choice((0, 1, 2**31, 2**32 - 1, draw.randrange(2**32))) for _ in range(count)]
+        start = draw.randbytes(8)
+        expected = prefix_digest_plainly(tokens, start)
+        assert codec.prefix_digest(start, tokens) == codec.prefix_digest(start, tuple(tokens)) == expected
+        assert prefix_digest(iter(tokens), start) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens"),
+    [
+        (bytes(7), [1]),
+        (bytes(9), [1]),
+        (bytearray(8), [1]),
+        (bytes(8), [2**32]),
+        (bytes(8), [-1]),
+        (bytes(8), [1.0]),
+        (bytes(8), [True]),
+        (bytes(8), iter([1])),
+        (bytes(8), range(2)),
+    ],
+)
+def test_what_the_codec_cannot_digest_is_left_to_python(start: Any, tokens: Any) -> None:
+    assert codec.prefix_digest(start, tokens) is None
 
 
 def test_a_reply_that_is_refused_names_its_reason_as_before() -> None:

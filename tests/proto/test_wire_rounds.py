@@ -10,6 +10,7 @@ from wire_pairs import (
     MS,
     SESSION,
     STEP_DEADLINE,
+    TAP_WIDTH,
     Pair,
     connect,
     corrupted,
@@ -29,6 +30,7 @@ from dspark_proto import (
     NO_COMMIT,
     Cause,
     Checksum,
+    Dtype,
     ErrorCode,
     Key,
     Lane,
@@ -49,7 +51,8 @@ from dspark_proto import (
     encode_frame,
 )
 from dspark_proto.bodies import describe
-from dspark_proto.messages import Commit, Completion, Ping, Stats
+from dspark_proto.messages import Commit, Completion, Ping, Stats, Step
+from dspark_proto.registry import BodyKind
 
 
 def test_a_request_from_open_to_close(pair: Pair) -> None:
@@ -483,6 +486,39 @@ def test_a_step_of_someone_else_is_dropped(pair: Pair, changes: dict[str, Any], 
     assert pair.up(forged(pair, **changes)) == []
     assert pair.drafter.frames_to_send() == []
     assert counted(pair.drafter.counters) == {counter: 1}
+
+
+def test_a_step_of_an_older_generation_is_dropped_from_its_batch(pair: Pair) -> None:
+    pair.open(1, 78)
+    step = decode_frame(pair.verifier.step([pair.item(1), pair.item(1, slot=1, session=78)], 0))
+    assert isinstance(step.message, Step)
+    first, second = step.message.items
+    old = replace(step.message, items=(replace(first, generation=0), second))
+    (arrived,) = pair.up(encode_frame(old, bodies=step.bodies))
+    assert [item.slot for item in arrived.items] == [1]
+    assert counted(pair.drafter.counters) == {"stale_generation": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": BodyKind.TOKENS},
+        {"dtype": Dtype.FP32},
+        {"dtype": Dtype.FP32, "entries": 3 * TAP_WIDTH // 2},
+        {"rows": 2},
+        {"entries": 3 * TAP_WIDTH - 1},
+        {"entries": 6 * TAP_WIDTH},
+    ],
+)
+def test_taps_of_another_shape_are_refused(pair: Pair, changes: dict[str, Any]) -> None:
+    step = decode_frame(pair.verifier.step([pair.item(1)], 0))
+    assert isinstance(step.message, Step)
+    (body,) = step.message.bodies
+    other = replace(step.message, bodies=(replace(body, **changes),))
+    assert pair.up(encode_frame(other, step.prefix.key, step.bodies)) == []
+    (failed,) = pair.settle()
+    assert failed.code is ErrorCode.BAD_DESCRIPTOR
+    assert pair.drafter.counters["bad_descriptor"] == 1
 
 
 def test_slot_out_of_range_is_answered(pair: Pair) -> None:

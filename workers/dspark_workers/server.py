@@ -123,12 +123,24 @@ def _listen(settings: WorkerSettings) -> ServerTransport:
 
 
 def turn(worker: Worker, server: ServerTransport, timeout_ms: int) -> None:
-    """One turn: receive, extend, draft, reply."""
+    """One turn: receive, extend, draft, reply; large replies leave while drafting goes on."""
+    out_of_reach: set[bytes] = set()
     worker.receive(server.poll(timeout_ms), time.monotonic_ns())
-    worker.draft_pending()
+    for _pause in worker.drafting():
+        _send(worker, server, out_of_reach)
     worker.expire(time.monotonic_ns())
+    _send(worker, server, out_of_reach)
+
+
+def _send(worker: Worker, server: ServerTransport, out_of_reach: set[bytes]) -> None:
+    """Send what the worker has. A peer that a send did not reach gets no more in this turn: nothing follows a gap.
+
+    Its replies are kept whole by the connection, for the STEP to be repeated.
+    """
     for peer, frames in worker.outbox():
-        worker.counters.unsent_messages += not server.send(peer, frames)
+        if peer in out_of_reach or not server.send(peer, frames):
+            worker.counters.unsent_messages += 1
+            out_of_reach.add(peer)
 
 
 def _drain(worker: Worker, server: ServerTransport, abort: threading.Event) -> None:

@@ -2,7 +2,8 @@
 
 `Worker` owns the drafter's state and one `DrafterConnection` per verifier; it is driven by `server.serve` (sockets) or
 by a test (frames in memory). Turn order: take every frame that has arrived, extend contexts, then draft all pending
-steps of all verifiers as one batch, then reply. Slots of different verifiers share one pool of `DraftSlots`.
+steps of all verifiers as one batch, then reply. Slots of different verifiers share one pool of `DraftSlots`. What there
+is to send waits in the outbox, for the end of the turn, or for a pause of `drafting` when it has become large.
 
 Invariants: every step that arrives is answered, with a proposal or with a failure; a request that fails, or finds no
 state slot, costs itself only; verifiers that are gone leave nothing behind. No frame and no failing request ends the
@@ -14,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
@@ -43,7 +44,7 @@ from dspark_proto import (
     StepArrived,
     StepItem,
 )
-from dspark_proto.transports.base import PeerFrame
+from dspark_proto.transports.base import LARGE_SEND_BYTES, PeerFrame
 from dspark_workers.chain import DraftPolicy, MarkovChain, Proposal
 from dspark_workers.history import TokenHistory
 from dspark_workers.slots import ContextFullError, DraftSlots
@@ -119,7 +120,8 @@ class Worker:
         self._pending: list[tuple[Peer, StepItem]] = []
         self._started_ns = 0
         self._draining = False
-        self._outbox: list[tuple[bytes, Sequence[memoryview]]] = []
+        self._outbox: list[tuple[bytes, list[memoryview]]] = []
+        self._outbox_bytes = 0
         depth, support = parameters.max_depth, parameters.max_support
         self._vocab = parameters.compatibility.vocab_size
         width = max(support, self._vocab) if parameters.dense_rows else support
@@ -159,6 +161,14 @@ class Worker:
 
     def draft_pending(self) -> None:
         """Draft every step that has arrived, as one batch, and queue the replies."""
+        for _pause in self.drafting():
+            pass
+
+    def drafting(self) -> Iterator[None]:
+        """`draft_pending`, with a pause each time that the outbox holds enough for a send of its own.
+
+        Whoever empties it then has large replies travel while the rest of them, and other steps' drafts, are made.
+        """
         pending, self._pending = self._pending, []
         live = [(p, i, s) for p, i in pending if (s := self._state_slot(p, i.slot)) is not None]
         if not live:
@@ -170,12 +180,15 @@ class Worker:
                 self._fail(peer, item)
         else:
             for row, (peer, item, _) in enumerate(live):
-                self._answer(peer, item, hidden[row, : item.depth])
+                for _pause in self._answer(peer, item, hidden[row, : item.depth]):
+                    paused_ns = time.perf_counter_ns()
+                    yield
+                    self._started_ns += time.perf_counter_ns() - paused_ns
         self.counters.draft_ns += self._elapsed_ns()
 
-    def outbox(self) -> list[tuple[bytes, Sequence[memoryview]]]:
-        """Frames to send, per verifier, in order; emptied by the call."""
-        out, self._outbox = self._outbox, []
+    def outbox(self) -> list[tuple[bytes, list[memoryview]]]:
+        """Frames to send, per verifier, in order; emptied by the call. They are valid until the next turn."""
+        out, self._outbox, self._outbox_bytes = self._outbox, [], 0
         return out
 
     def drain(self, deadline_ms: int) -> None:
@@ -190,21 +203,32 @@ class Worker:
         return time.perf_counter_ns() - self._started_ns
 
     def _send(self, peer: Peer, frames: Sequence[memoryview]) -> None:
-        if frames:
-            self._outbox.append((peer.name, frames))
+        """Put frames into the outbox; those of a verifier that follow each other leave in one send."""
+        if not frames:
+            return
+        self._outbox_bytes += sum(map(len, frames))
+        if self._outbox and self._outbox[-1][0] == peer.name:
+            self._outbox[-1][1].extend(frames)
+        else:
+            self._outbox.append((peer.name, list(frames)))
 
     # -- drafting ----------------------------------------------------------------------------------------------
 
-    def _answer(self, peer: Peer, item: StepItem, hidden: Tensor) -> None:
-        """Reply to one step; whatever fails in it fails it alone, and is never repaired."""
+    def _answer(self, peer: Peer, item: StepItem, hidden: Tensor) -> Iterator[None]:
+        """Reply to one step, see `drafting`; whatever fails in it fails it alone, and is never repaired."""
+        is_large = False
         try:
-            frames = self._reply(peer, item, self._draft(peer, item, hidden))
+            for frame in self._reply(peer, item, self._draft(peer, item, hidden)):
+                self._send(peer, (frame,))
+                # What follows in a reply that has left in part, its COMPLETION too, does not wait for the next reply.
+                is_large = is_large or self._outbox_bytes >= LARGE_SEND_BYTES
+                if is_large:
+                    yield
         except Exception:  # a row that cannot be formed, a product that overflows: the others still get theirs
             self._fail(peer, item)
             return
         self.counters.rounds += 1
         self.counters.drafted_tokens += item.depth
-        self._send(peer, frames)
 
     def _fail(self, peer: Peer, item: StepItem) -> None:
         """Refuse a step because of the exception at hand."""
@@ -233,10 +257,10 @@ class Worker:
         lease.drafted = (item.anchor_position + 1, proposal.tokens)
         return proposal
 
-    def _reply(self, peer: Peer, item: StepItem, proposal: Proposal) -> Sequence[memoryview]:
+    def _reply(self, peer: Peer, item: StepItem, proposal: Proposal) -> Iterator[memoryview]:
         support = peer.leases[item.slot].policy.support
         entries, ids, q = self._pack(proposal.rows, support) if support else self._pack_dense(proposal.rows)
-        return peer.connection.reply(
+        return peer.connection.stream_reply(
             item,
             proposal.tokens,
             entries,

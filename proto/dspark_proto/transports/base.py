@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..buffers import Buffer
+
+LARGE_SEND_BYTES: Final = 256 * 1024
+"""So many bytes are worth a ``send`` of their own, and so is what follows them in the same reply: they travel while the
+rest is made. Smaller replies are sent together."""
 
 
 class TransportError(Exception):
