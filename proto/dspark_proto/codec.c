@@ -573,19 +573,21 @@ static int describes(Table *table, PyObject *record, uint64_t body_count, uint64
     return total == body_bytes;
 }
 
-/* Table.read(frame, control_bytes, control_crc, body_count, body_bytes), the numbers from the frame's prefix: the record in
- * its control, when the frame's length, the control's crc and padding and the descriptors fit. */
+/* Table.read(frame, control_bytes, control_crc, body_count, body_bytes[, absent_bytes]), the numbers from the frame's
+ * prefix: the record in its control, when the frame's length, without its last absent bytes, the control's crc and padding
+ * and the descriptors fit. */
 static PyObject *table_read(Table *table, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer frame;
-    uint64_t control_bytes, control_crc, body_count, body_bytes;
-    if (count != 5 || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &control_crc) ||
-        !as_uint(arguments[3], &body_count) || !as_uint(arguments[4], &body_bytes) || control_bytes > CONTROL_BYTES_MAX)
+    uint64_t control_bytes, control_crc, body_count, body_bytes, absent_bytes = 0;
+    if ((count != 5 && count != 6) || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &control_crc) ||
+        !as_uint(arguments[3], &body_count) || !as_uint(arguments[4], &body_bytes) || control_bytes > CONTROL_BYTES_MAX ||
+        (count == 6 && !as_uint(arguments[5], &absent_bytes)) || absent_bytes > body_bytes)
         Py_RETURN_NONE;
     if (PyObject_GetBuffer(arguments[0], &frame, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *record = NULL;
     Py_ssize_t end = PREFIX_BYTES + (Py_ssize_t)control_bytes;
-    if (frame.len >= aligned(end) && (uint64_t)(frame.len - aligned(end)) == body_bytes) {
+    if (frame.len >= aligned(end) && (uint64_t)(frame.len - aligned(end)) == body_bytes - absent_bytes) {
         const uint8_t *control = (const uint8_t *)frame.buf + PREFIX_BYTES;
         Reader from = {control, control + control_bytes};
         if (crc32c(0, control, (Py_ssize_t)control_bytes) == control_crc && all_zero(from.end, aligned(end) - end))

@@ -45,8 +45,20 @@ class Table(Protocol):
     def twin(self, record: object) -> Any:
         """An equal record; attributes that do not travel have their defaults."""
 
-    def read(self, frame: Buffer, control_bytes: int, control_crc: int, body_count: int, body_bytes: int, /) -> Any:
-        """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit."""
+    def read(
+        self,
+        frame: Buffer,
+        control_bytes: int,
+        control_crc: int,
+        body_count: int,
+        body_bytes: int,
+        absent_bytes: int = ...,
+        /,
+    ) -> Any:
+        """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit.
+
+        The frame may lack its last bytes, so many as are said to be absent.
+        """
 
     def write(
         self,

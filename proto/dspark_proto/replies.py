@@ -1,33 +1,66 @@
 """Assembling a reply: ROW bodies into leased staging, then COMPLETION makes them a proposal.
 
 Invariant: no row is visible to anyone before the whole reply has been validated. Body checksums are checked
-on the received bytes; the reply checksum and the row crcs are checked again on the staged copy, so damage on
-the way into staging is found too. Spec: SPEC.md, sections "ROW" and "COMPLETION". Called by
-``VerifierConnection`` only.
+on the received bytes, and in place where a transport has received a body straight into the block; the reply
+checksum and the row crcs are checked again on what is staged, so damage on the way into staging is found too.
+Spec: SPEC.md, sections "ROW" and "COMPLETION". Called by ``VerifierConnection`` only.
 """
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from .bodies import BodyDescriptor, have_shapes
+from .buffers import aligned
 from .errors import RemoteProtocolError
 from .events import ProposalReady, make_proposal
-from .frame import checked_bodies
+from .frame import check_body
 from .messages import Completion, Row
 from .negotiation import Negotiated
-from .prefix import Prefix
 from .registry import ErrorCode
 from .rows import ReplyLayout, check_whole_reply, implied_entries
 from .slots import VerifierSlot
 from .staging import Lease
 
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""(offset, bytes) in the slot's block of each body of a ROW."""
 
-def stage_rows(slot: VerifierSlot, prefix: Prefix, row: Row, view: memoryview) -> None:
-    """Copy the bodies of ``row`` into the slot's lease.
 
-    Raises :class:`RemoteProtocolError`: DUPLICATE for rows that are staged already, ROWS_MISSING for a gap,
-    BAD_DESCRIPTOR, BAD_PADDING or BAD_BODY_CHECKSUM.
+def stage_rows(slot: VerifierSlot, row: Row, view: memoryview) -> None:
+    """Copy the bodies of ``row``, which end ``view``, into the slot's lease.
+
+    Raises :class:`RemoteProtocolError` as :func:`expected_spans` does, BAD_PADDING or BAD_BODY_CHECKSUM.
     """
-    layout, lease = _leased(slot)
+    lease = _leased(slot)[1]
+    _stage_bodies(row.bodies, view, lease.storage, expected_spans(slot, row))
+    slot.rows_received += row.row_count
+
+
+def stage_placed_rows(slot: VerifierSlot, row: Row, head: memoryview, body: memoryview) -> None:
+    """:func:`stage_rows` where the last body is at its span of the slot's lease, and ``head`` ends before it."""
+    lease = _leased(slot)[1]
+    spans = expected_spans(slot, row)
+    _stage_bodies(row.bodies[:-1], head, lease.storage, spans[:-1])
+    check_body(row.bodies[-1], body)
+    slot.rows_received += row.row_count
+
+
+def memory_of_rows(slot: VerifierSlot, row: Row) -> memoryview | None:
+    """Where the last body of ``row`` belongs; None where its padding would not.
+
+    Raises :class:`RemoteProtocolError` as :func:`expected_spans` does.
+    """
+    start, length = expected_spans(slot, row)[-1]
+    return _leased(slot)[1].storage[start : start + length] if length == aligned(length) else None
+
+
+def expected_spans(slot: VerifierSlot, row: Row) -> Spans:
+    """Where the bodies of ``row`` belong, which must be the next that the slot waits for.
+
+    Raises :class:`RemoteProtocolError`: WRONG_SIZE for another layout, DUPLICATE for rows that are staged already,
+    ROWS_MISSING for a gap, BAD_DESCRIPTOR.
+    """
+    layout = _leased(slot)[0]
     if row.depth != layout.depth or row.support != layout.support or row.representation is not layout.representation:
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "ROW.depth")
     if row.first_row < slot.rows_received:
@@ -36,22 +69,22 @@ def stage_rows(slot: VerifierSlot, prefix: Prefix, row: Row, view: memoryview) -
         raise RemoteProtocolError(ErrorCode.ROWS_MISSING, "ROW.first_row")
     if not have_shapes(row.bodies, layout.shapes(row.row_count)):
         raise RemoteProtocolError(ErrorCode.BAD_DESCRIPTOR, "ROW.bodies")
-    _stage_bodies(prefix, row, view, lease.storage, layout.spans(row.first_row, row.row_count))
-    slot.rows_received += row.row_count
+    return layout.spans(row.first_row, row.row_count)
 
 
-def _stage_bodies(
-    prefix: Prefix, row: Row, view: memoryview, storage: memoryview, spans: tuple[tuple[int, int], ...]
-) -> None:
-    """Check the bodies and copy them to their spans; the compiled codec does both in one pass.
+def _stage_bodies(bodies: tuple[BodyDescriptor, ...], view: memoryview, storage: memoryview, spans: Spans) -> None:
+    """Check the bodies, which end ``view``, and copy them to their spans; the compiled codec does both in one pass.
 
     It may have copied some of a ROW that then turns out to be damaged: nobody looks at rows that do not count yet.
     """
     table = BodyDescriptor.TABLE
-    if table is not None and table.stage(view, row.bodies, storage, spans):
+    if table is not None and table.stage(view, bodies, storage, spans):
         return
-    for (start, length), body in zip(spans, checked_bodies(prefix, row, view), strict=True):
-        storage[start : start + length] = body
+    begin = len(view) - sum([aligned(length) for _, length in spans])
+    for (start, length), body in zip(spans, bodies, strict=True):
+        end = begin + aligned(length)
+        storage[start : start + length] = check_body(body, view[begin:end])
+        begin = end
 
 
 def finish_reply(slot: VerifierSlot, completion: Completion, terms: Negotiated) -> ProposalReady:

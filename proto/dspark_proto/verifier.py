@@ -56,9 +56,10 @@ class ContextSend:
 class VerifierConnection(VerifierInbox):
     """One Spark group's connection to one drafter worker.
 
-    ``allocate(bytes)`` provides staging memory once per accepted connection. ``direct_receive`` says that the
-    transport writes into leased staging itself: then a dead round's block stays quarantined until
-    :meth:`cancel_confirmed`.
+    ``allocate(bytes)`` provides staging memory once per accepted connection. A transport writes into leased staging
+    where :meth:`place` lets it: then the block of a round that dies meanwhile stays quarantined until the transport is
+    heard of again. ``direct_receive`` says that it writes without asking, at any time: then every dead round's block is
+    quarantined until :meth:`cancel_confirmed`.
     """
 
     def hello(self, now_ns: int, version: WireVersion | None = None) -> memoryview:
