@@ -204,5 +204,7 @@ def test_a_recording_has_placed_frames_whole(keys: Keys, tmp_path: Path) -> None
         assert ends.round(1).q == ends.arrays(1)["q"]
     ends.close()
     assert PlacedFrame in ends.kinds
-    rows = [decode_frame(entry.content) for entry in read_frames(path) if read_prefix(memoryview(entry.content)).type is ROW]
+    rows = [
+        decode_frame(entry.content) for entry in read_frames(path) if read_prefix(memoryview(entry.content)).type is ROW
+    ]
     assert b"".join(frame.bodies[-1] for frame in rows) == ends.arrays(1)["q"]
