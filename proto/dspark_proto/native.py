@@ -125,6 +125,11 @@ class Codec(Protocol):
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """Tokens, entries and confidences of a reply's block whose every row is sound and that has the checksum."""
 
+    def check_placed(
+        self, block: Buffer, shape: RowShape, vocab_size: int, first: int, rows: int, kind: int, checksum: bytes, /
+    ) -> bool:
+        """Whether the q of these rows of a reply's block has that body checksum, and every one of the rows is sound."""
+
     def fill_rows(
         self,
         frame: Buffer,

@@ -213,7 +213,8 @@ class VerifierConnection(VerifierInbox):
             layout = self._layout(item.depth, slot.support)
             slot.lease = pool.take(slot.key, layout)
             slot.expected = _expected(slot, layout, terms)
-            slot.rows_received, slot.deadline_ns = 0, deadline_ns
+            slot.rows_received = slot.rows_sound = 0
+            slot.deadline_ns = deadline_ns
         return frame
 
     def commit(self, slot: int, accepted_count: int, token: int, prefix_digest: bytes) -> memoryview:

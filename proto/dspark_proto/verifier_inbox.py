@@ -270,7 +270,7 @@ class VerifierInbox(Peer):
         except RemoteProtocolError as error:
             self._count(error.code)
             return []
-        if prefix.type is MessageType.ROW and self._takes_expected_rows(slot, view):
+        if written is None and prefix.type is MessageType.ROW and self._takes_expected_rows(slot, view):
             return []
         try:
             if written is not None:
@@ -325,7 +325,7 @@ class VerifierInbox(Peer):
     def _on_placed_row(self, slot: VerifierSlot, written: Write, head: memoryview) -> list[VerifierEvent]:
         """:meth:`_on_row` of a control that :meth:`place` has decoded."""
         self._check_reply_owner(slot, written.row.session, written.row.epoch)
-        stage_placed_rows(slot, written.row, head, written.memory)
+        stage_placed_rows(slot, written.row, head, written.memory, self._terms().vocab_size)
         return []
 
     def _on_completion(
