@@ -1,12 +1,13 @@
 """Frames whose last body a transport receives straight into leased staging.
 
-The q of a dense reply is nearly all of its bytes. A transport that has a large frame's prefix and control before the
-bodies asks ``VerifierConnection.place`` where the last one belongs, receives it there, and hands out a
-:class:`PlacedFrame`. Invariants: a transport has one such write under way, and until that frame is whole it hands out
-no other and asks about no other; so whatever the connection gets next, the frame itself or the first one of a new
-stream, confirms that nothing is written any more. A round that dies before that leaves its block quarantined until
-then. Spec: SPEC.md, sections "Staging and leases" and "Plain TCP mapping". Called by ``verifier_inbox``, and by
-the transport for the types; checks nothing of what was written.
+The q of a dense reply is nearly all of its bytes. A transport that has a large frame's prefix before the bodies asks
+``VerifierConnection.place`` where the last one belongs, receives it there, and hands out a :class:`PlacedFrame`. What
+is known of the frame then is its key and its size; all else is checked when it is whole, and no row counts before that,
+so what a frame that is refused leaves there harms nobody. Invariants: a transport has one such write under way, and
+until that frame is whole it hands out no other and asks about no other; so whatever the connection gets next, the frame
+itself or the first one of a new stream, confirms that nothing is written any more. A round that dies before that leaves
+its block quarantined until then. Spec: SPEC.md, sections "Staging and leases" and "Plain TCP mapping". Called by
+``verifier_inbox``, and by the transport for the types; checks nothing of what was written.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .messages import Row
 from .prefix import Key
 from .staging import Lease, LeaseState
 
 Place: TypeAlias = Callable[[memoryview], memoryview | None]
-"""Prefix and control of a frame under way, padded: where its last body goes, all of it, or None for no such place."""
+"""The prefix of a frame under way: where all of its last body goes, or None for no such place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,17 +45,16 @@ Received: TypeAlias = memoryview | PlacedFrame
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """One transport's write into ``lease`` that is under way: of the ROW in ``head``, to ``memory``."""
+    """One transport's write into ``lease`` that is under way: of the ROW with this prefix, to ``memory``."""
 
-    head: bytes
+    prefix: bytes
     key: Key
-    row: Row
     lease: Lease
     memory: memoryview
 
     def made(self, frame: PlacedFrame) -> bool:
         """Whether ``frame`` is the one that was asked about, and lies where it was told to."""
-        return frame.body is self.memory and frame.head[: len(self.head)] == self.head
+        return frame.body is self.memory and frame.head[: len(self.prefix)] == self.prefix
 
     def end(self) -> None:
         """The transport writes no more: memory of a dead round is free."""

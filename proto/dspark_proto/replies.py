@@ -15,10 +15,12 @@ from .buffers import aligned
 from .errors import RemoteProtocolError
 from .events import ProposalReady, make_proposal
 from .frame import check_body
+from .limits import ALIGNMENT_BYTES
 from .messages import Completion, Row
 from .negotiation import Negotiated
+from .prefix import Prefix
 from .registry import ErrorCode
-from .rows import ReplyLayout, check_whole_reply, implied_entries, placed_rows_are_sound
+from .rows import RECORD_BYTES, ReplyLayout, check_whole_reply, implied_entries, placed_rows_are_sound
 from .slots import VerifierSlot
 from .staging import Lease
 
@@ -54,13 +56,20 @@ def stage_placed_rows(slot: VerifierSlot, row: Row, head: memoryview, body: memo
     slot.rows_received += row.row_count
 
 
-def memory_of_rows(slot: VerifierSlot, row: Row) -> memoryview | None:
-    """Where the last body of ``row`` belongs; None where its padding would not.
+def memory_of_rows(slot: VerifierSlot, prefix: Prefix) -> memoryview | None:
+    """Where the last body belongs of the next rows that the slot waits for, as many as make a ROW with this prefix.
 
-    Raises :class:`RemoteProtocolError` as :func:`expected_spans` does.
+    None where no number of rows does, where the body would bring padding, and for rows so small that several numbers of
+    them have bodies of one size. So a ROW of that prefix which :func:`stage_placed_rows` accepts has these rows.
     """
-    start, length = expected_spans(slot, row)[-1]
-    return _leased(slot)[1].storage[start : start + length] if length == aligned(length) else None
+    layout, lease = _leased(slot)
+    if layout.row_bytes < ALIGNMENT_BYTES:
+        return None
+    count = prefix.body_bytes // (RECORD_BYTES + layout.ids_row_bytes + layout.row_bytes)
+    if not 0 < count <= layout.depth - slot.rows_received or layout.body_bytes(count) != prefix.body_bytes:
+        return None
+    start, length = layout.spans(slot.rows_received, count)[-1]
+    return lease.storage[start : start + length] if length == aligned(length) else None
 
 
 def expected_spans(slot: VerifierSlot, row: Row) -> Spans:

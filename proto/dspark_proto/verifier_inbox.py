@@ -96,28 +96,23 @@ class VerifierInbox(Peer):
             return self._receive_for_slot(prefix, view, written)
         return self._receive_for_connection(prefix, view, now_ns)
 
-    def place(self, head: memoryview) -> memoryview | None:
-        """Where the last body of the frame under way, whose prefix and padded control are ``head``, shall be received.
+    def place(self, view: memoryview) -> memoryview | None:
+        """Where the last body of the frame under way, whose prefix ``view`` is, shall be received.
 
         That is memory of the block that its round has leased, as long as that body; it is asked for by a transport that
-        keeps to ``placement``. None, and nothing is counted, unless the frame is the ROW that its slot waits for, as
-        far as one can see: then it is to be received whole, as any other.
+        keeps to ``placement``. None, and nothing is counted, unless the frame can be the ROW that its slot waits for,
+        as far as its key and size tell: then it is to be received whole, as any other.
         """
         self._end_write()
         try:
-            prefix = read_prefix(head)
-            if prefix.type is not MessageType.ROW:
-                return None
+            prefix = read_prefix(view)
             slot = self._admit(prefix)
-            row = self._decode(prefix, head, prefix.body_bytes)
-            assert isinstance(row, Row)
-            self._check_reply_owner(slot, row.session, row.epoch)
-            memory = memory_of_rows(slot, row)
         except RemoteProtocolError:
             return None
+        memory = memory_of_rows(slot, prefix) if prefix.type is MessageType.ROW else None
         if memory is not None:
             assert slot.lease is not None
-            self._write = Write(bytes(head), prefix.key, row, slot.lease, memory)
+            self._write = Write(bytes(view), prefix.key, slot.lease, memory)
         return memory
 
     def _written(self, frame: Buffer | PlacedFrame) -> tuple[Write | None, Buffer]:
@@ -274,7 +269,7 @@ class VerifierInbox(Peer):
             return []
         try:
             if written is not None:
-                return self._on_placed_row(slot, written, view)
+                return self._on_placed_row(slot, prefix, view, written.memory)
             message = self._decode(prefix, view)
             return self._SLOT_HANDLERS[prefix.type](self, slot, prefix, message, view)
         except RemoteProtocolError as error:
@@ -322,10 +317,14 @@ class VerifierInbox(Peer):
         stage_rows(slot, message, view)
         return []
 
-    def _on_placed_row(self, slot: VerifierSlot, written: Write, head: memoryview) -> list[VerifierEvent]:
-        """:meth:`_on_row` of a control that :meth:`place` has decoded."""
-        self._check_reply_owner(slot, written.row.session, written.row.epoch)
-        stage_placed_rows(slot, written.row, head, written.memory, self._terms().vocab_size)
+    def _on_placed_row(
+        self, slot: VerifierSlot, prefix: Prefix, head: memoryview, body: memoryview
+    ) -> list[VerifierEvent]:
+        """:meth:`_on_row` where the last body of the frame is in its place."""
+        message = self._decode(prefix, head, len(body))
+        assert isinstance(message, Row)
+        self._check_reply_owner(slot, message.session, message.epoch)
+        stage_placed_rows(slot, message, head, body, self._terms().vocab_size)
         return []
 
     def _on_completion(

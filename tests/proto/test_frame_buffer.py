@@ -50,14 +50,14 @@ class Staging:
 
     def __init__(self, body_bytes: int, refuses: tuple[int, ...] = ()) -> None:
         self.memories: list[memoryview] = []
-        self.heads: list[bytes] = []
+        self.prefixes: list[bytes] = []
         self._body_bytes, self._refuses = body_bytes, refuses
         self._guarded: list[bytearray] = []
 
-    def __call__(self, head: memoryview) -> memoryview | None:
-        assert head.readonly
-        self.heads.append(bytes(head))
-        if len(self.heads) in self._refuses:
+    def __call__(self, prefix: memoryview) -> memoryview | None:
+        assert prefix.readonly
+        self.prefixes.append(bytes(prefix))
+        if len(self.prefixes) in self._refuses:
             return None
         self._guarded.append(bytearray(b"\xee" * (self._body_bytes + 128)))
         self.memories.append(memoryview(self._guarded[-1])[64:-64])
@@ -200,7 +200,7 @@ def test_a_placed_frame_may_be_cut_anywhere(first: int) -> None:
             buffer = FrameBuffer(FRAME_BYTES_MAX, Budget(), staging)
             assert feed_in(buffer, [stream[:one], stream[one:two], stream[two:]]) == [ping(1), frame, ping(2)]
             assert (buffer.fault, buffer.held, staging.is_intact) == (None, 0, True)
-            assert len(staging.heads) == len(staging.memories) <= 1
+            assert len(staging.prefixes) == len(staging.memories) <= 1
             placed += len(staging.memories)
             assert all(bytes(memory) == frame[-320:] for memory in staging.memories)
     assert placed > len(stream)
@@ -223,7 +223,7 @@ def test_placed_frames_and_others_follow_each_other(step: int) -> None:
     assert feed(buffer, b"".join(frames), step) == frames
     assert [bytes(memory)[:1] for memory in staging.memories][:1] == [b"\x01"]
     assert staging.is_intact
-    assert len(staging.heads) > len(staging.memories)
+    assert len(staging.prefixes) > len(staging.memories)
 
 
 def test_a_placed_frame_is_handed_out_in_two_parts() -> None:
@@ -243,7 +243,7 @@ def test_a_placed_frame_is_handed_out_in_two_parts() -> None:
     assert isinstance(only, PlacedFrame)
     assert only.body is staging.memories[0]
     assert (bytes(only), len(only), only.head.readonly) == (frame, len(frame), True)
-    assert staging.heads == [bytes(only.head)]
+    assert staging.prefixes == [frame[:PREFIX_BYTES]]
     assert buffer.capacity == START_BYTES
 
 
@@ -259,20 +259,20 @@ def test_the_rest_of_a_placed_body_is_received_where_it_belongs_and_no_further()
     room[:] = b"\x55" * len(room)
     assert bytes(staging.memories[0]) == frame[head : head + 100] + b"\x55" * len(room)
     assert buffer.room() == room
-    assert len(staging.heads) == 1
+    assert len(staging.prefixes) == 1
 
 
-def test_nobody_is_asked_about_a_small_frame_or_before_its_control_is_there() -> None:
+def test_nobody_is_asked_about_a_small_frame_or_before_its_prefix_is_there() -> None:
     staging = Staging(PLACED_BYTES - 64)
     buffer = FrameBuffer(FRAME_BYTES_MAX, Budget(), staging)
     small = bytes(context_frame(PLACED_BYTES - 256))
     assert len(small) < PLACED_BYTES
     assert feed(buffer, small, 4096) == [small]
-    assert staging.heads == []
+    assert staging.prefixes == []
     large = body_frame(PLACED_BYTES - 64)
-    feed(buffer, large[: PREFIX_BYTES + 1], 4096)
+    feed(buffer, large[: PREFIX_BYTES - 1], 4096)
     assert buffer.room()
-    assert staging.heads == []
+    assert staging.prefixes == []
 
 
 def test_who_is_asked_has_had_the_frames_before() -> None:
@@ -282,7 +282,7 @@ def test_who_is_asked_has_had_the_frames_before() -> None:
     arrived = ping(1) + body_frame(PLACED_BYTES)[:1000]
     buffer.room()[: len(arrived)] = arrived
     assert [bytes(frame) for frame in buffer.add(len(arrived))] == [ping(1)]
-    assert staging.heads == []
+    assert staging.prefixes == []
     buffer.recycle()
     buffer.room()
-    assert len(staging.heads) == 1
+    assert len(staging.prefixes) == 1

@@ -20,7 +20,7 @@ from ..errors import RemoteProtocolError
 from ..limits import PREFIX_BYTES
 from ..memory import aligned_memory
 from ..placement import Place, PlacedFrame, Received
-from ..prefix import frame_bytes, read_prefix
+from ..prefix import frame_bytes
 from ..registry import ErrorCode
 
 START_BYTES: Final = 16 * 1024
@@ -41,7 +41,7 @@ class FrameBuffer:
     is asked in ``room``, when all frames handed out before have been used.
     """
 
-    def __init__(self, frame_bytes_max: int, grow: Callable[[int], bool], place: Place = lambda head: None) -> None:
+    def __init__(self, frame_bytes_max: int, grow: Callable[[int], bool], place: Place = lambda prefix: None) -> None:
         self.fault: ErrorCode | None = None
         self._limit = frame_bytes_max
         self._grow = grow
@@ -81,6 +81,7 @@ class FrameBuffer:
         A large frame is received to its end and no further, so that little is left to move by ``recycle``.
         """
         if self._frame_bytes >= PLACED_BYTES and not self._was_asked:
+            self._was_asked = True
             self._ask()
         if self._memory is not None and self._end == self._body:
             return self._memory[self._written :]
@@ -91,13 +92,8 @@ class FrameBuffer:
         return self._storage[self._end : max(self._frame_bytes, START_BYTES) if self._frame_bytes else HEAD_BYTES]
 
     def _ask(self) -> None:
-        """Have the last body of the frame under way placed, once its control is there."""
-        prefix = read_prefix(self._storage[: self._end])
-        head_bytes = prefix.frame_bytes - prefix.body_bytes
-        if self._end < head_bytes:
-            return
-        self._was_asked = True
-        memory = self._place(self._storage[:head_bytes].toreadonly())
+        """Have the last body of the frame under way placed, and what has come of it copied there."""
+        memory = self._place(self._storage[:PREFIX_BYTES].toreadonly())
         if memory is None:
             return
         self._memory, self._body = memory, self._frame_bytes - len(memory)

@@ -121,8 +121,8 @@ class TcpClient:
         self._waiting, self._events = select.poll(), 0
         self._stream.advance()
 
-    def _placed(self, head: memoryview) -> memoryview | None:
-        return None if self.place is None else self.place(head)
+    def _placed(self, prefix: memoryview) -> memoryview | None:
+        return None if self.place is None else self.place(prefix)
 
     def _wait(self, timeout_ms: float) -> bool:
         """Sleep until something can have changed; whether the connection's socket is ready."""
