@@ -43,12 +43,12 @@ Received: TypeAlias = memoryview | PlacedFrame
 """What a client transport hands out; the second only where somebody has set its ``place``."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Write:
     """One transport's write into ``lease`` that is under way: of the ROW with this prefix, to ``memory``."""
 
     prefix: bytes
-    key: Key
+    key: Key | None
     lease: Lease
     memory: memoryview
 

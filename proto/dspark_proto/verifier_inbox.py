@@ -112,7 +112,7 @@ class VerifierInbox(Peer):
         memory = memory_of_rows(slot, prefix) if prefix.type is MessageType.ROW else None
         if memory is not None:
             assert slot.lease is not None
-            self._write = Write(bytes(view), prefix.key, slot.lease, memory)
+            self._write = Write(bytes(view), slot.lease.key, slot.lease, memory)
         return memory
 
     def _written(self, frame: Buffer | PlacedFrame) -> tuple[Write | None, Buffer]:

@@ -218,7 +218,7 @@ def test_what_does_not_fit_by_its_prefix_has_no_place(pair: Pair, change: Callab
 
 
 def test_rows_that_were_staged_already_do_not_harm_the_next_ones(pair: Pair) -> None:
-    """A retry brings all rows again. Those of the first ROW land where the second one's are awaited, which replace them."""
+    """A retry brings all rows again. Those of the first ROW land where the second ROW belongs, which replaces them."""
     (*rows, completion), arrays = large_reply(pair, **varied())
     for row in (rows[0], rows[0], rows[1], rows[0], rows[2], rows[1]):
         assert as_a_transport(pair, row) == []
