@@ -38,6 +38,7 @@ def feed(buffer: FrameBuffer, data: bytes, step: int) -> list[bytes]:
     while view and buffer.fault is None:
         buffer.recycle()
         room = buffer.room()
+        assert room or buffer.fault
         count = min(step, len(room), len(view))
         room[:count] = view[:count]
         view = view[count:]

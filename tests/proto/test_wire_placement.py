@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wire_dense import LARGE, dense_arrays, dense_pair, offers
-from wire_pairs import MS, STEP_DEADLINE, Pair, connect, corrupted, counted, rebuilt, reply_arrays
+from wire_pairs import MS, STEP_DEADLINE, Pair, connect, corrupted, counted, parameters, rebuilt, reply_arrays
 
 from dspark_proto import (
     Cause,
@@ -81,6 +81,7 @@ def test_a_placed_frame_has_the_bytes_and_the_length_of_the_frame(pair: Pair) ->
 def test_rows_are_staged_without_a_copy(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     (*rows, completion), arrays = large_reply(pair)
     monkeypatch.setattr("dspark_proto.verifier_inbox.stage_rows", None)
+    monkeypatch.setattr("dspark_proto.verifier_inbox.VerifierInbox._takes_expected_rows", None)
     assert [event for row in rows for event in placed(pair, row)] == []
     (ready,) = pair.down(completion)
     assert isinstance(ready, ProposalReady)
@@ -245,13 +246,16 @@ def test_rows_beyond_the_last_have_no_place(pair: Pair) -> None:
 
 
 def test_rows_of_which_several_numbers_have_one_size_have_no_place() -> None:
-    pair = connect()
+    """13 to 16 rows of one entry fill as many bytes, padding included."""
+    pair = connect(parameters(100, max_depth=16), parameters(200, max_depth=16))
     pair.open(support=SupportPolicy.K1)
-    (item,) = pair.step(pair.item(1, depth=4))
-    row, completion = pair.drafter.reply(item, **reply_arrays(4, 1))
-    assert pair.verifier.place(prefix_of(row)) is None
-    (ready,) = pair.down(row, completion)
-    assert ready.tokens == (7,) * 4
+    (item,) = pair.step(pair.item(1, depth=16))
+    row, completion = pair.drafter.reply(item, **reply_arrays(16, 1))
+    parts = [part_of(row, 0, 13), part_of(row, 13, 3)]
+    assert read_prefix(memoryview(parts[0])).body_bytes == read_prefix(row).body_bytes
+    assert pair.verifier.place(prefix_of(parts[0])) is None
+    (ready,) = pair.down(*parts, completion)
+    assert ready.tokens == (7,) * 16
 
 
 # -- faults of placed frames -----------------------------------------------------------------------------------
@@ -324,6 +328,20 @@ def test_a_record_out_of_range_is_refused_however_it_came(
         assert deliver(pair, row) == []
     (failed,) = pair.down(completion)
     assert failed.code is ErrorCode.BAD_ROW_RECORD
+
+
+def test_rows_that_were_found_sound_in_the_round_before_do_not_count(pair: Pair) -> None:
+    (*rows, completion), _ = large_reply(pair)
+    for row in rows:
+        placed(pair, row)
+    (ready,) = pair.down(completion)
+    ready.lease.release()
+    (*rows, completion), _ = large_reply(pair, 2)
+    damaged = [bytes(with_record_byte(rows[0], 8, 1)), *rows[1:]]
+    block = b"".join(decode_frame(row).bodies[part] for part in range(2) for row in damaged)
+    assert pair.down(*damaged) == []
+    (failed,) = pair.down(with_checksum(completion, body_checksum(Checksum.XXH3_64, block)))
+    assert failed.code is ErrorCode.BAD_ROW_CRC
 
 
 def with_record_byte(row: bytes, offset: int, value: int) -> bytearray:
@@ -507,7 +525,7 @@ def turn(pair: Any, act: str, place: bool) -> list[Any]:
         pair.round += 1
         (item,) = pair.step(pair.item(pair.round, depth=3))
         row, completion = pair.drafter.reply(item, **dense_arrays(3, 1008))
-        pair.frames, pair.next = [*single_rows(row), bytes(completion)], 0
+        pair.frames, pair.next = [*(part_of(row, index, 1) for index in range(3)), bytes(completion)], 0
         return []
     if act == "late":
         return pair.verifier.expire(STEP_DEADLINE)
@@ -529,17 +547,15 @@ def turn(pair: Any, act: str, place: bool) -> list[Any]:
     return events
 
 
-def single_rows(row: Any) -> list[bytes]:
-    """A ROW of three rows as three of one."""
+def part_of(row: Any, first: int, count: int) -> bytes:
+    """A ROW of some of the rows of a ROW that has all."""
     decoded = decode_frame(bytes(row))
     assert isinstance(decoded.message, Row)
-    frames = []
-    for index in range(3):
-        parts = [bytes(body[index * len(body) // 3 : (index + 1) * len(body) // 3]) for body in decoded.bodies]
-        bodies = tuple(
-            replace(body, rows=1, body_bytes=len(part), checksum=body_checksum(Checksum.XXH3_64, part))
-            for body, part in zip(decoded.message.bodies, parts, strict=True)
-        )
-        message = replace(decoded.message, first_row=index, row_count=1, bodies=bodies)
-        frames.append(bytes(encode_frame(message, decoded.prefix.key, parts)))
-    return frames
+    depth = decoded.message.row_count
+    parts = [bytes(body[first * len(body) // depth : (first + count) * len(body) // depth]) for body in decoded.bodies]
+    bodies = tuple(
+        replace(body, rows=count, body_bytes=len(part), checksum=body_checksum(Checksum.XXH3_64, part))
+        for body, part in zip(decoded.message.bodies, parts, strict=True)
+    )
+    message = replace(decoded.message, first_row=first, row_count=count, bodies=bodies)
+    return bytes(encode_frame(message, decoded.prefix.key, parts))

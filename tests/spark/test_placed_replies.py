@@ -26,6 +26,7 @@ def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """A stub drafter in a thread. Where the transport can place bodies, nobody copies a ROW."""
     if request.param == "plain+tcp":
         monkeypatch.setattr("dspark_proto.verifier_inbox.stage_rows", None)
+        monkeypatch.setattr("dspark_proto.verifier_inbox.VerifierInbox._takes_expected_rows", None)
     server = open_server(f"{request.param}://127.0.0.1:0")
     stub, over = StubDrafter(LAYOUT, 2), threading.Event()
 
