@@ -1,4 +1,4 @@
-"""Rows that are checked in their block as they arrive: what one pass of the compiled codec finds, and what it refuses."""
+"""Rows that are checked in their block as they arrive: what one pass of the compiled codec finds and refuses."""
 
 from __future__ import annotations
 
