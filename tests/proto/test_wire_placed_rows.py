@@ -29,11 +29,11 @@ def test_any_run_of_rows_is_found_sound_or_not(layout: ReplyLayout, kind: Checks
         assert sound()
         assert not placed_rows_are_sound(block, layout, 1008, first, count, kind, b"\x99" * 8)
         for row in range(5):
-            for at in (row * 16, row * 16 + 8, layout.ids_offset + row * ids, layout.q_offset + row * rows + rows - 1):
-                if at >= layout.q_offset or at < layout.ids_offset or ids:
-                    block[at] ^= 1
-                    assert sound() is not (first <= row < first + count)
-                    block[at] ^= 1
+            places = [row * 16, row * 16 + 8, layout.q_offset + row * rows + rows - 1]
+            for at in [*places, layout.ids_offset + row * ids] if ids else places:
+                block[at] ^= 1
+                assert sound() is not (first <= row < first + count)
+                block[at] ^= 1
         assert sound(vocab_size=7) is (count == 0)
 
 
