@@ -36,7 +36,8 @@ check: setup
 	$(BIN)/mypy -p dspark_proto
 	$(BIN)/mypy -p dspark -p dspark_workers -p dspark_spark
 
-CORE_TESTS = $(addprefix tests/proto/test_wire_,auth.py dense.py frame.py hello.py rounds.py slots.py staging.py v1.py) \
+CORE_TESTS = $(addprefix tests/proto/test_wire_,auth.py dense.py frame.py hello.py placement.py rounds.py slots.py) \
+	$(addprefix tests/proto/test_wire_,staging.py v1.py) \
 	$(wildcard tests/proto/test_wire_coverage_*.py)
 
 # Every line and branch of the protocol's core, with the compiled codec and without it.

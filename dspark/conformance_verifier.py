@@ -25,6 +25,7 @@ from dspark_proto import EMPTY_DIGEST, HelloParameters, Lane, ProposalReady, Wir
 from dspark_proto.buffers import Buffer
 from dspark_proto.conformance import Facts, InProcess, Peer, Role, ServedVerifier, Testee, reference_facts
 from dspark_proto.conformance.facts import REFERENCE_SECRET, VERIFIER_EPOCH
+from dspark_proto.placement import Place
 from dspark_proto.transports import ClientTransport
 
 DEADLINE_MS = 2000
@@ -211,6 +212,8 @@ class LinkMachine:
     It runs in a thread, which works only while `receive` or `expire` waits for it: until it would block in `poll`, or
     has nothing to do. So a case is as repeatable as one against a machine without threads.
     """
+
+    place: Place | None = None
 
     def __init__(self, parts: VerifierParts, facts: Facts) -> None:
         self._parts, self._offer = parts, parameters(facts)

@@ -96,6 +96,7 @@ class Verifier:
         self.connection = VerifierConnection(layout.parameters(epoch=1, slots=requests))
         self.step_bytes = self.reply_bytes = 0
         self._client = client
+        client.place = self.connection.place
         self._taps = bytes(range(256)) * (TAP_ROWS * len(TAP_LAYERS) * TAP_WIDTH * 2 // 256)
         self._digests = [EMPTY_DIGEST] * requests
         self._buffer = memoryview(bytearray(requests * (len(self._taps) + 64) + 8192))

@@ -23,6 +23,7 @@ from dspark.models.target import TargetModel
 from dspark.models.tokenizer import ChatTokenizer
 from dspark.speculative import ResolvedDrafter
 from dspark_proto import Buffer, Compatibility, HelloParameters, MessageType
+from dspark_proto.placement import Place
 from dspark_proto.transports.base import PeerFrame
 from dspark_spark.api import Delta, GenerateRequest, SamplingParams
 from dspark_spark.draft_link import DraftLink
@@ -100,6 +101,7 @@ class Wire:
     sent: list[MessageType] = field(default_factory=list)
     peer: bytes = b"spark"
     closed: bool = False
+    place: Place | None = None
     post: dict[bytes, list[bytes]] = field(default_factory=dict)
     _stuck: list[bytes] = field(default_factory=list)
     _arrived: list[bytes] = field(default_factory=list)

@@ -14,6 +14,7 @@ from dspark_proto.capture.checks import examine
 from dspark_proto.frame import encode_frame
 from dspark_proto.hello import Hello
 from dspark_proto.messages import Stats
+from dspark_proto.placement import Place, PlacedFrame, Received
 from dspark_proto.transports import ClientTransport
 
 _TYPE_AT = 6
@@ -22,6 +23,8 @@ _TYPE_AT = 6
 
 class StatsProbe:
     """Implements `ClientTransport` over another one."""
+
+    place: Place | None = None
 
     def __init__(self, client: ClientTransport) -> None:
         self._client = client
@@ -41,13 +44,17 @@ class StatsProbe:
                 self._epoch = hello.epoch
         return self._client.send(frames, timeout_ms)
 
-    def poll(self, timeout_ms: int) -> list[memoryview]:
+    def poll(self, timeout_ms: int) -> list[Received]:
         """See `ClientTransport`; reports are taken out."""
         frames = self._client.poll(timeout_ms)
         return [frame for frame in frames if not self._takes(frame)]
 
-    def _takes(self, frame: memoryview) -> bool:
-        if not _is(frame, MessageType.STATS) or not isinstance(report := examine(bytes(frame)).message, Stats):
+    def _takes(self, frame: Received) -> bool:
+        if (
+            isinstance(frame, PlacedFrame)
+            or not _is(frame, MessageType.STATS)
+            or not isinstance(report := examine(bytes(frame)).message, Stats)
+        ):
             return False
         self.report = report
         return True

@@ -17,6 +17,7 @@ from dspark.sim.faults import Fault
 from dspark.sim.ledger import Ledger
 from dspark_proto import Buffer, Key, Lease, LeaseState, MessageType, VerifierConnection, read_prefix
 from dspark_proto.errors import RemoteProtocolError
+from dspark_proto.placement import Place
 
 POISON = 0xA5
 _HALF_NS, _SLOW_NS = 60_000, 400_000_000
@@ -38,6 +39,8 @@ class SimClient:
 
     refusals: how many frames the connection has refused. slow: some direct writes take longer than any deadline.
     """
+
+    place: Place | None = None
 
     def __init__(
         self,

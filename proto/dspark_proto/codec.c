@@ -573,19 +573,21 @@ static int describes(Table *table, PyObject *record, uint64_t body_count, uint64
     return total == body_bytes;
 }
 
-/* Table.read(frame, control_bytes, control_crc, body_count, body_bytes), the numbers from the frame's prefix: the record in
- * its control, when the frame's length, the control's crc and padding and the descriptors fit. */
+/* Table.read(frame, control_bytes, control_crc, body_count, body_bytes[, absent_bytes]), the numbers from the frame's
+ * prefix: the record in its control, when the frame's length, without its last absent bytes, the control's crc and padding
+ * and the descriptors fit. */
 static PyObject *table_read(Table *table, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer frame;
-    uint64_t control_bytes, control_crc, body_count, body_bytes;
-    if (count != 5 || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &control_crc) ||
-        !as_uint(arguments[3], &body_count) || !as_uint(arguments[4], &body_bytes) || control_bytes > CONTROL_BYTES_MAX)
+    uint64_t control_bytes, control_crc, body_count, body_bytes, absent_bytes = 0;
+    if ((count != 5 && count != 6) || !as_uint(arguments[1], &control_bytes) || !as_uint(arguments[2], &control_crc) ||
+        !as_uint(arguments[3], &body_count) || !as_uint(arguments[4], &body_bytes) || control_bytes > CONTROL_BYTES_MAX ||
+        (count == 6 && !as_uint(arguments[5], &absent_bytes)) || absent_bytes > body_bytes)
         Py_RETURN_NONE;
     if (PyObject_GetBuffer(arguments[0], &frame, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *record = NULL;
     Py_ssize_t end = PREFIX_BYTES + (Py_ssize_t)control_bytes;
-    if (frame.len >= aligned(end) && (uint64_t)(frame.len - aligned(end)) == body_bytes) {
+    if (frame.len >= aligned(end) && (uint64_t)(frame.len - aligned(end)) == body_bytes - absent_bytes) {
         const uint8_t *control = (const uint8_t *)frame.buf + PREFIX_BYTES;
         Reader from = {control, control + control_bytes};
         if (crc32c(0, control, (Py_ssize_t)control_bytes) == control_crc && all_zero(from.end, aligned(end) - end))
@@ -1007,13 +1009,15 @@ static int in_range(const Shape *shape, uint64_t token, uint64_t entries, uint64
            confidence <= CONFIDENCE_MAX;
 }
 
-/* Whether every row is sound and, where ``expected`` is not NULL, the whole block has that checksum; one pass. */
-static int sound_rows(const uint8_t *block, const Shape *shape, Sum *sum, const uint8_t *expected) {
-    const uint8_t *ids = block + shape->rows * RECORD_BYTES, *q = ids + shape->rows * shape->ids_row;
+/* Where the q of a reply begins in its block. */
+static Py_ssize_t q_offset(const Shape *shape) { return (Py_ssize_t)(shape->rows * (RECORD_BYTES + shape->ids_row)); }
+
+/* Whether these rows of a block are sound and, where ``expected`` is not NULL, the sum has that value after their q. */
+static int sound_rows(const uint8_t *block, const Shape *shape, uint64_t first, uint64_t rows, Sum *sum,
+                      const uint8_t *expected) {
+    const uint8_t *ids = block + shape->rows * RECORD_BYTES, *q = block + q_offset(shape) + first * shape->q_row;
     uint8_t found[CHECKSUM_BYTES];
-    if (expected)
-        sum_update(sum, block, q - block);
-    for (uint64_t row = 0; row < shape->rows; row++) {
+    for (uint64_t row = first; row < first + rows; row++) {
         const uint8_t *record = block + row * RECORD_BYTES;
         uint32_t crc = head_crc(record, ids + row * shape->ids_row, shape);
         for (uint64_t at = 0; at < shape->q_row; at += PIECE) {
@@ -1061,8 +1065,10 @@ static PyObject *check_rows(PyObject *Py_UNUSED(module), PyObject *const *argume
     if (PyObject_GetBuffer(arguments[0], &block, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *columns = NULL;
-    if ((uint64_t)block.len == shape.rows * (RECORD_BYTES + shape.ids_row + shape.q_row) &&
-        sound_rows(block.buf, &shape, &sum, expected))
+    int fits = (uint64_t)block.len == shape.rows * (RECORD_BYTES + shape.ids_row + shape.q_row);
+    if (fits && expected)
+        sum_update(&sum, block.buf, q_offset(&shape));
+    if (fits && sound_rows(block.buf, &shape, 0, shape.rows, &sum, expected))
         columns = Py_BuildValue("NNN", column(block.buf, shape.rows, 0), column(block.buf, shape.rows, 4),
                                 column(block.buf, shape.rows, 12));
     PyBuffer_Release(&block);
@@ -1283,6 +1289,26 @@ static PyObject *prefix_digest(PyObject *Py_UNUSED(module), PyObject *const *arg
     return PyBytes_FromStringAndSize((const char *)covered, CHECKSUM_BYTES);
 }
 
+/* check_placed(block, shape, vocabulary, first, rows, kind, checksum): whether the q of these rows of a reply's block has
+ * that body checksum, and each of the rows is sound; one pass. */
+static PyObject *check_placed(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer block;
+    Shape shape;
+    Sum sum;
+    uint64_t first, rows, kind;
+    if (count != 7 || !take_shape(arguments[1], &shape) || !as_uint(arguments[2], &shape.vocabulary) ||
+        shape.vocabulary > VOCAB_MAX + 1ull || !as_uint(arguments[3], &first) || !as_uint(arguments[4], &rows) ||
+        first > shape.rows || rows > shape.rows - first || !as_uint(arguments[5], &kind) || !sum_begin(&sum, kind) ||
+        !PyBytes_CheckExact(arguments[6]) || PyBytes_GET_SIZE(arguments[6]) != CHECKSUM_BYTES)
+        Py_RETURN_FALSE;
+    if (PyObject_GetBuffer(arguments[0], &block, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int sound = (uint64_t)block.len == shape.rows * (RECORD_BYTES + shape.ids_row + shape.q_row) &&
+                sound_rows(block.buf, &shape, first, rows, &sum, (const uint8_t *)PyBytes_AS_STRING(arguments[6]));
+    PyBuffer_Release(&block);
+    return PyBool_FromLong(sound);
+}
+
 /* Records without checks: what a frozen dataclass does with one call of Python for each field, done at once. */
 
 typedef struct {
@@ -1387,6 +1413,7 @@ static PyMethodDef functions[] = {
     {"stage_expected", (PyCFunction)(void (*)(void))stage_expected_frame, METH_FASTCALL, NULL},
     {"fill_reply", (PyCFunction)(void (*)(void))fill_reply, METH_FASTCALL, NULL},
     {"prefix_digest", (PyCFunction)(void (*)(void))prefix_digest, METH_FASTCALL, NULL},
+    {"check_placed", (PyCFunction)(void (*)(void))check_placed, METH_FASTCALL, NULL},
     {"checksum", (PyCFunction)(void (*)(void))checksum, METH_FASTCALL, NULL},
     {"address", (PyCFunction)address, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -157,8 +157,8 @@ def _write_padded(out: memoryview, start: int, part: Buffer) -> int:
     return padded_end
 
 
-def decode_control(prefix: Prefix, view: memoryview) -> Message:
-    """The message in the control block of ``view``, the whole received frame.
+def decode_control(prefix: Prefix, view: memoryview, absent_bytes: int = 0) -> Message:
+    """The message in the control block of ``view``, a received frame that is whole but for its last ``absent_bytes``.
 
     Raises :class:`RemoteProtocolError`, in this order: WRONG_SIZE, BAD_CONTROL_CRC, NONCANONICAL, BAD_FIELD,
     BAD_PADDING, BAD_DESCRIPTOR.
@@ -166,13 +166,13 @@ def decode_control(prefix: Prefix, view: memoryview) -> Message:
     table = MESSAGES[prefix.type].TABLE
     if table is not None:
         message: Message | None = table.read(
-            view, prefix.control_bytes, prefix.control_crc, prefix.body_count, prefix.body_bytes
+            view, prefix.control_bytes, prefix.control_crc, prefix.body_count, prefix.body_bytes, absent_bytes
         )
         if message is not None:
             if message.RELATED:
                 _check_relations(message)
             return message
-    return decode_control_plainly(prefix, view)
+    return decode_control_plainly(prefix, view, absent_bytes)
 
 
 def _check_relations(message: Message) -> None:
@@ -182,9 +182,9 @@ def _check_relations(message: Message) -> None:
         error.as_remote()
 
 
-def decode_control_plainly(prefix: Prefix, view: memoryview) -> Message:
+def decode_control_plainly(prefix: Prefix, view: memoryview, absent_bytes: int = 0) -> Message:
     """:func:`decode_control` in Python: without the compiled codec, and for what it did not accept."""
-    if len(view) != prefix.frame_bytes:
+    if len(view) + absent_bytes != prefix.frame_bytes:
         raise RemoteProtocolError(ErrorCode.WRONG_SIZE, "frame")
     end = PREFIX_BYTES + prefix.control_bytes
     control = view[PREFIX_BYTES:end]

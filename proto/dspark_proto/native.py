@@ -45,8 +45,20 @@ class Table(Protocol):
     def twin(self, record: object) -> Any:
         """An equal record; attributes that do not travel have their defaults."""
 
-    def read(self, frame: Buffer, control_bytes: int, control_crc: int, body_count: int, body_bytes: int, /) -> Any:
-        """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit."""
+    def read(
+        self,
+        frame: Buffer,
+        control_bytes: int,
+        control_crc: int,
+        body_count: int,
+        body_bytes: int,
+        absent_bytes: int = ...,
+        /,
+    ) -> Any:
+        """The record in the control of a frame with such a prefix; length, crc, padding and descriptors fit.
+
+        The frame may lack its last bytes, so many as are said to be absent.
+        """
 
     def write(
         self,
@@ -112,6 +124,11 @@ class Codec(Protocol):
         self, block: Buffer, shape: RowShape, vocab_size: int, kind: int = ..., checksum: bytes = ..., /
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """Tokens, entries and confidences of a reply's block whose every row is sound and that has the checksum."""
+
+    def check_placed(
+        self, block: Buffer, shape: RowShape, vocab_size: int, first: int, rows: int, kind: int, checksum: bytes, /
+    ) -> bool:
+        """Whether the q of these rows of a reply's block has that body checksum, and every one of the rows is sound."""
 
     def fill_rows(
         self,

@@ -69,9 +69,9 @@ class Peer:
         self._heard_ns = now_ns
         return prefix, view
 
-    def _decode(self, prefix: Prefix, view: memoryview) -> Message:
-        """The control message; body checksums must be the negotiated kind."""
-        message = decode_control(prefix, view)
+    def _decode(self, prefix: Prefix, view: memoryview, absent_bytes: int = 0) -> Message:
+        """The control message; body checksums must be the negotiated kind. ``view`` may lack its last bytes."""
+        message = decode_control(prefix, view, absent_bytes)
         terms = self.negotiated
         for body in descriptors_of(message) if prefix.body_count else ():
             if terms is None or body.checksum_kind is not terms.checksum:

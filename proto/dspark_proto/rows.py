@@ -267,13 +267,32 @@ def check_reply(block: memoryview, layout: ReplyLayout, vocab_size: int) -> RowR
     return check_reply_plainly(block, layout, vocab_size)
 
 
+def placed_rows_are_sound(
+    block: memoryview, layout: ReplyLayout, vocab_size: int, first: int, rows: int, kind: Checksum, checksum: bytes
+) -> bool:
+    """Whether these rows of a block are what :func:`check_reply` accepts, and their q has this body checksum.
+
+    False also where the compiled codec is not there to find out in one pass.
+    """
+    return (
+        codec is not None
+        and layout.row_bytes <= _ROW_BYTES_MAX
+        and codec.check_placed(block, layout.shape, vocab_size, first, rows, kind, checksum)
+    )
+
+
 def check_whole_reply(
-    block: memoryview, layout: ReplyLayout, vocab_size: int, kind: Checksum, checksum: bytes
+    block: memoryview, layout: ReplyLayout, vocab_size: int, kind: Checksum, checksum: bytes, rows_are_sound: bool
 ) -> RowRecords:
-    """The records of a received block that must have this checksum.
+    """The records of a received block that must have this checksum; its rows may have been found sound already.
 
     Raises :class:`RemoteProtocolError` BAD_REPLY_CHECKSUM, or as :func:`check_reply` does.
     """
+    if rows_are_sound:
+        if body_checksum(kind, block) != checksum:
+            raise RemoteProtocolError(ErrorCode.BAD_REPLY_CHECKSUM, "COMPLETION.reply_checksum")
+        tokens, entries, _, confidences = zip(*_RECORD.iter_unpack(block[: layout.ids_offset]), strict=True)
+        return RowRecords(tokens, entries, confidences)
     if codec is not None and layout.row_bytes <= _ROW_BYTES_MAX:
         columns = codec.check_rows(block, layout.shape, vocab_size, kind, checksum)
         if columns is not None:

@@ -105,12 +105,14 @@ class Slot:
 class VerifierSlot(Slot):
     """Spark side: the lease and deadline of the unresolved round. ``expired`` is the last timed-out key.
 
-    ``expected`` has the ROWs of the last round's layout.
+    ``expected`` has the ROWs of the last round's layout; ``rows_sound`` of those received have been found sound in
+    the block.
     """
 
     lease: Lease | None = None
     expected: ExpectedRows | None = field(default=None, repr=False)
     rows_received: int = 0
+    rows_sound: int = 0
     deadline_ns: int = 0
     expired: Key | None = None
 

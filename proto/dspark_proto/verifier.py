@@ -56,9 +56,10 @@ class ContextSend:
 class VerifierConnection(VerifierInbox):
     """One Spark group's connection to one drafter worker.
 
-    ``allocate(bytes)`` provides staging memory once per accepted connection. ``direct_receive`` says that the
-    transport writes into leased staging itself: then a dead round's block stays quarantined until
-    :meth:`cancel_confirmed`.
+    ``allocate(bytes)`` provides staging memory once per accepted connection. A transport writes into leased staging
+    where :meth:`place` lets it: then the block of a round that dies meanwhile stays quarantined until the transport is
+    heard of again. ``direct_receive`` says that it writes without asking, at any time: then every dead round's block is
+    quarantined until :meth:`cancel_confirmed`.
     """
 
     def hello(self, now_ns: int, version: WireVersion | None = None) -> memoryview:
@@ -212,7 +213,8 @@ class VerifierConnection(VerifierInbox):
             layout = self._layout(item.depth, slot.support)
             slot.lease = pool.take(slot.key, layout)
             slot.expected = _expected(slot, layout, terms)
-            slot.rows_received, slot.deadline_ns = 0, deadline_ns
+            slot.rows_received = slot.rows_sound = 0
+            slot.deadline_ns = deadline_ns
         return frame
 
     def commit(self, slot: int, accepted_count: int, token: int, prefix_digest: bytes) -> memoryview:

@@ -33,9 +33,10 @@ from .memory import aligned_memory
 from .messages import STATUS_OK, Completion, Drain, ErrorMessage, Message, Ping, Pong, Row, Stats
 from .negotiation import HelloParameters, Negotiated, accepted_terms
 from .peer import Peer
-from .prefix import Prefix
+from .placement import PlacedFrame, Write
+from .prefix import Prefix, read_prefix
 from .registry import ErrorCode, MessageType, Scope, WireVersion
-from .replies import finish_reply, stage_rows
+from .replies import finish_reply, memory_of_rows, stage_placed_rows, stage_rows
 from .slots import VerifierSlot
 from .staging import LeaseState, Staging
 from .states import VERIFIER_CONNECTION, VERIFIER_RECEIVES, SlotState, VerifierState
@@ -61,6 +62,7 @@ class VerifierInbox(Peer):
         self.staging: Staging | None = None
         self._allocate = allocate
         self._direct_receive = direct_receive
+        self._write: Write | None = None
         self._slots = tuple(VerifierSlot(index) for index in range(parameters.max_slots))
         self._serial = 0
         self._version: WireVersion = parameters.versions[0]
@@ -73,9 +75,15 @@ class VerifierInbox(Peer):
         self._rows_sent = 0
         self._credit_limit = 0
 
-    def receive(self, buffer: Buffer, now_ns: int) -> list[VerifierEvent]:
-        """Take one whole received frame. Never raises for what the peer sent."""
-        opened = self._open_frame(buffer, now_ns)
+    def receive(self, frame: Buffer | PlacedFrame, now_ns: int) -> list[VerifierEvent]:
+        """Take one whole received frame. Never raises for what the peer sent.
+
+        A placed frame must lie where :meth:`place` said; without that it is a frame that lacks a body.
+        """
+        written = None
+        if self._write is not None or isinstance(frame, PlacedFrame):
+            written, frame = self._written(frame)
+        opened = self._open_frame(frame, now_ns)
         if opened is None:
             return []
         prefix, view = opened
@@ -85,8 +93,41 @@ class VerifierInbox(Peer):
             self._count(ErrorCode.UNEXPECTED_MESSAGE)
             return []
         if prefix.slot != SLOT_NONE:
-            return self._receive_for_slot(prefix, view)
+            return self._receive_for_slot(prefix, view, written)
         return self._receive_for_connection(prefix, view, now_ns)
+
+    def place(self, view: memoryview) -> memoryview | None:
+        """Where the last body of the frame under way, whose prefix ``view`` is, shall be received.
+
+        That is memory of the block that its round has leased, as long as that body; it is asked for by a transport that
+        keeps to ``placement``. None, and nothing is counted, unless the frame can be the ROW that its slot waits for,
+        as far as its key and size tell: then it is to be received whole, as any other.
+        """
+        self._end_write()
+        try:
+            prefix = read_prefix(view)
+            slot = self._admit(prefix)
+        except RemoteProtocolError:
+            return None
+        memory = memory_of_rows(slot, prefix) if prefix.type is MessageType.ROW else None
+        if memory is not None:
+            assert slot.lease is not None
+            self._write = Write(bytes(view), slot.lease.key, slot.lease, memory)
+        return memory
+
+    def _written(self, frame: Buffer | PlacedFrame) -> tuple[Write | None, Buffer]:
+        """The write that ``frame`` ends, if it is of that write, and the frame or what is not yet staged of it."""
+        write = self._end_write()
+        if not isinstance(frame, PlacedFrame):
+            return None, frame
+        return write if write is not None and write.made(frame) else None, frame.head
+
+    def _end_write(self) -> Write | None:
+        """A transport that hands something out, or asks, writes nothing any more: the write that is over, if any."""
+        write, self._write = self._write, None
+        if write is not None:
+            write.end()
+        return write
 
     def _receive_for_connection(self, prefix: Prefix, view: memoryview, now_ns: int) -> list[VerifierEvent]:
         handler = self._HANDLERS.get(prefix.type)
@@ -218,15 +259,17 @@ class VerifierInbox(Peer):
 
     # Slot messages
 
-    def _receive_for_slot(self, prefix: Prefix, view: memoryview) -> list[VerifierEvent]:
+    def _receive_for_slot(self, prefix: Prefix, view: memoryview, written: Write | None) -> list[VerifierEvent]:
         try:
             slot = self._admit(prefix)
         except RemoteProtocolError as error:
             self._count(error.code)
             return []
-        if prefix.type is MessageType.ROW and self._takes_expected_rows(slot, view):
+        if written is None and prefix.type is MessageType.ROW and self._takes_expected_rows(slot, view):
             return []
         try:
+            if written is not None:
+                return self._on_placed_row(slot, prefix, view, written.memory)
             message = self._decode(prefix, view)
             return self._SLOT_HANDLERS[prefix.type](self, slot, prefix, message, view)
         except RemoteProtocolError as error:
@@ -268,10 +311,20 @@ class VerifierInbox(Peer):
     def _answers(slot: VerifierSlot, prefix: Prefix) -> bool:
         return slot.state is SlotState.AWAITING and slot.round == prefix.round
 
-    def _on_row(self, slot: VerifierSlot, prefix: Prefix, message: Message, view: memoryview) -> list[VerifierEvent]:
+    def _on_row(self, slot: VerifierSlot, _prefix: Prefix, message: Message, view: memoryview) -> list[VerifierEvent]:
         assert isinstance(message, Row)
         self._check_reply_owner(slot, message.session, message.epoch)
-        stage_rows(slot, prefix, message, view)
+        stage_rows(slot, message, view)
+        return []
+
+    def _on_placed_row(
+        self, slot: VerifierSlot, prefix: Prefix, head: memoryview, body: memoryview
+    ) -> list[VerifierEvent]:
+        """:meth:`_on_row` where the last body of the frame is in its place."""
+        message = self._decode(prefix, head, len(body))
+        assert isinstance(message, Row)
+        self._check_reply_owner(slot, message.session, message.epoch)
+        stage_placed_rows(slot, message, head, body, self._terms().vocab_size)
         return []
 
     def _on_completion(
@@ -347,7 +400,7 @@ class VerifierInbox(Peer):
         lease, slot.lease = slot.lease, None
         if lease is None or lease.state is not LeaseState.LEASED:
             return
-        if self._direct_receive:
+        if self._direct_receive or (self._write is not None and self._write.lease is lease):
             lease.quarantine()
         else:
             lease.abandon()

@@ -46,6 +46,7 @@ class LinkState:
         self.late_rounds = 0  # in a row, over all leases, since this worker process answered one
         self._connection = VerifierConnection(parameters)
         self._client = client or ZmqClient(endpoint)
+        self._client.place = self._connection.place
         self._deadline_ms = deadline_ms
         self._now_ns = now_ns
         # By the engine's slot: leases, the round that awaits each, and the reset count and worker of its last STEP.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..buffers import Buffer
+from ..placement import Place, PlacedFrame, Received
 from ..transports.base import ClientTransport, PeerFrame, ServerTransport
 from .records import Direction, TransportKind
 from .writer import CaptureWriter
@@ -25,6 +26,15 @@ class RecordingClient:
         self._inner, self._writer = inner, writer
         self._transport, self._connection = transport, connection
 
+    @property
+    def place(self) -> Place | None:
+        """That of the inner transport."""
+        return self._inner.place
+
+    @place.setter
+    def place(self, place: Place | None) -> None:
+        self._inner.place = place
+
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
         """Send ``frames``; they are recorded when the inner transport has taken them."""
         sent = self._inner.send(frames, timeout_ms)
@@ -33,11 +43,12 @@ class RecordingClient:
                 self._writer.frame(Direction.UP, self._transport, self._connection, frame)
         return sent
 
-    def poll(self, timeout_ms: int) -> list[memoryview]:
+    def poll(self, timeout_ms: int) -> Sequence[Received]:
         """Frames that have arrived, recorded."""
         frames = self._inner.poll(timeout_ms)
         for frame in frames:
-            self._writer.frame(Direction.DOWN, self._transport, self._connection, frame)
+            whole = bytes(frame) if isinstance(frame, PlacedFrame) else frame
+            self._writer.frame(Direction.DOWN, self._transport, self._connection, whole)
         return frames
 
     def close(self) -> None:

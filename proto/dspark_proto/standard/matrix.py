@@ -50,7 +50,7 @@ REASONS: Final[dict[str, str]] = {
     "REQ-RNG-2": "the verifier's draws are not on the wire",
     "REQ-RNG-4": "judged by the RNG cases of a deterministic drafter, with the seed's own draws",
     "REQ-GEN-7": "the cases of REQ-GEN-4 and REQ-ERR-4 end with the new generation",
-    "REQ-STG-3": "needs a transport that writes into staging; tests/proto/test_wire_staging.py",
+    "REQ-STG-3": "needs a transport that writes into staging; tests/proto/test_wire_placement.py",
     "REQ-ERR-6": "the cases of REQ-CMP-1, REQ-ROW-3, REQ-CRC-3 and others, each with the round after it",
     "REQ-ERR-7": "the cases of REQ-ERR-4 use several codes",
     "REQ-TRN-2": _LINK,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..buffers import Buffer
+from ..placement import Place
 from .base import PeerFrame
 
 QUEUE_FRAMES: Final = 1024
@@ -65,6 +66,8 @@ class InprocServer:
 
 class InprocClient:
     """Spark's end. Implements ``ClientTransport``."""
+
+    place: Place | None = None
 
     def __init__(self, server: InprocServer, peer: bytes) -> None:
         self.peer = peer

@@ -1,10 +1,10 @@
 """One connected, non-blocking stream socket that carries frames, plain or under TLS.
 
 Sending goes straight from the caller's buffers to the kernel; only what a slow peer leaves is copied, into a
-bounded queue. Receiving goes into a :class:`FrameBuffer`, whose frames are views. Invariants: ``send`` waits
-for a peer that is taking bytes, never for one that is not; a fault of the peer, an end of the stream or a
-reset closes the stream and raises nothing. Spec: SPEC.md, section "Plain TCP mapping". Called by ``tcp``;
-knows no addresses and keeps no clock of its own.
+bounded queue. Receiving goes into a :class:`FrameBuffer`, whose frames are views, or straight to where that wants
+the last body of a frame. Invariants: ``send`` waits for a peer that is taking bytes, never for one that is not; a
+fault of the peer, an end of the stream or a reset closes the stream and raises nothing. Spec: SPEC.md, section
+"Plain TCP mapping". Called by ``tcp``; knows no addresses and keeps no clock of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..buffers import Buffer, byte_view
+from ..placement import Received
 from .dialer import wait_for
 from .frame_buffer import FrameBuffer
 
@@ -106,7 +107,7 @@ class Stream:
             rest = _after([self._queue.popleft()], written)
             self._queue.extendleft(rest)
 
-    def receive(self) -> list[memoryview]:
+    def receive(self) -> list[Received]:
         """Take what has arrived, up to the end of a frame; frames of the call before are dead."""
         self.buffer.recycle()
         while not self.is_closed:
@@ -194,7 +195,7 @@ class TlsStream(Stream):
         except OSError:
             self.close()
 
-    def receive(self) -> list[memoryview]:
+    def receive(self) -> list[Received]:
         """Take what has arrived, see :meth:`Stream.receive`."""
         self.advance()
         if not self.is_ready:

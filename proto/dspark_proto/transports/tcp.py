@@ -6,8 +6,9 @@ would add two hand-overs to every round. Frames follow each other on the stream;
 is. Invariants: nothing is allocated for a length that a prefix merely announces; a bad or oversized prefix
 ends that connection, whose bytes are not drained; connections, queues and receive memory are bounded; a
 connection that sends no whole frame in time is closed; a client that lost its worker connects again, with
-pauses that grow. Frames are views of the connection's receive buffer: one copy, by the protocol connection
-into leased staging, is all that follows. Spec: SPEC.md, section "Plain TCP mapping".
+pauses that grow. Frames are views of the connection's receive buffer, and one copy, by the protocol connection
+into leased staging, is all that follows; of a large reply a client whose ``place`` is set receives the rows there
+itself, and nothing is copied. Spec: SPEC.md, section "Plain TCP mapping".
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from ..buffers import Buffer
+from ..placement import Place, Received
 from .base import PeerFrame
 from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
@@ -47,6 +49,7 @@ class TcpClient:
     def __init__(self, endpoint: str, security: Security = NO_SECURITY, limits: LinkLimits | None = None) -> None:
         check_fits(endpoint, security)
         self.endpoint = endpoint
+        self.place: Place | None = None
         self._address = parse_address(endpoint)
         self._limits = limits or LinkLimits()
         self._tls = None if security.tls is None else client_context(security.tls)
@@ -71,7 +74,7 @@ class TcpClient:
             self._wait(remaining_ms)
         return False
 
-    def poll(self, timeout_ms: int) -> list[memoryview]:
+    def poll(self, timeout_ms: int) -> list[Received]:
         """Frames that have arrived, see ``ClientTransport``."""
         until = time.monotonic() + timeout_ms / 1000
         while not self._is_shut:
@@ -113,10 +116,13 @@ class TcpClient:
         connected = self._dialer.advance()
         if connected is None:
             return
-        buffer = FrameBuffer(self._limits.frame_bytes_max, lambda _: True)
+        buffer = FrameBuffer(self._limits.frame_bytes_max, lambda _: True, self._placed)
         self._stream = _make_stream(connected, buffer, self._limits, self._tls, self._address.host)
         self._waiting, self._events = select.poll(), 0
         self._stream.advance()
+
+    def _placed(self, prefix: memoryview) -> memoryview | None:
+        return None if self.place is None else self.place(prefix)
 
     def _wait(self, timeout_ms: float) -> bool:
         """Sleep until something can have changed; whether the connection's socket is ready."""
@@ -216,7 +222,8 @@ class TcpServer:
             peer.heard_s, peer.is_known = time.monotonic(), True
         self.counters.bad_prefixes += stream.buffer.fault is not None
         self._settle(peer)
-        return [PeerFrame(peer.name, frame) for frame in frames]
+        # A server's buffers have no place for bodies but themselves.
+        return [PeerFrame(peer.name, frame) for frame in frames if isinstance(frame, memoryview)]
 
     def _settle(self, peer: _Peer) -> None:
         """After any use of a stream: forget it, or wait for what it waits for."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..buffers import Buffer
+from ..placement import Place
 from .base import PeerFrame
 from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
@@ -34,6 +35,8 @@ class UcxClient:
     Raises :class:`TransportError` for an address or a ``UCX_TLS`` that cannot be used, OSError for a name that
     does not resolve. A worker that is not there yet is no error.
     """
+
+    place: Place | None = None
 
     def __init__(self, endpoint: str, security: Security = NO_SECURITY, limits: LinkLimits | None = None) -> None:
         check_fits(endpoint, security)

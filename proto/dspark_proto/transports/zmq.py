@@ -19,6 +19,7 @@ import zmq
 
 from ..buffers import Buffer
 from ..limits import FRAME_BYTES_MAX
+from ..placement import Place
 from .base import PeerFrame, TransportError
 from .curve import CurveGate, connect_curve, serve_curve
 from .message_memory import keep_message_memory
@@ -139,6 +140,8 @@ class ZmqClient(_Link):
 
     Raises :class:`TransportError` for keys that cannot be used, ``zmq.ZMQError`` for an address that cannot.
     """
+
+    place: Place | None = None
 
     def __init__(self, endpoint: str, security: Security = NO_SECURITY) -> None:
         check_fits(endpoint, security)
