@@ -199,9 +199,7 @@ def test_late_frames_of_an_ended_link_reach_nobody_and_leave_nothing(server: Any
     send_up(server, client, ping(1))
     ((name, guest),) = server._guests.items()
     assert client.send([ping(2), ping(3)], 1000)
-    server._link.detach(guest.peer)
-    guest.meeting.close()
-    del server._guests[name]
+    server._forget(guest)
     arrived = send_up(server, client, ping(4))
     assert [frame for _, frame in arrived] == [ping(4)]
     assert arrived[0][0] != name

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
+from ..memory import aligned_memory
+
 _SMALLEST_BYTES: Final = 4096
 
 
@@ -34,7 +36,7 @@ class BlockPool:
         if wanted > self._left:
             return None
         self._left -= wanted
-        return memoryview(bytearray(wanted))
+        return aligned_memory(wanted)
 
     def give(self, block: memoryview) -> None:
         """The block's transfer has ended."""

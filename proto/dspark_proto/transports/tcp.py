@@ -27,6 +27,7 @@ from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
 from .frame_buffer import START_BYTES, FrameBuffer
+from .patience import Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 from .stream import Stream, TlsStream
 from .tls import client_context, server_context
@@ -54,6 +55,8 @@ class TcpClient:
         self._stream: Stream | None = None
         self._waiting = select.poll()
         self._events = 0
+        self._for_frames = Patience(self._limits.spin_us)
+        self._for_the_rest = Patience(self._limits.spin_us)
         self._is_shut = False
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
@@ -68,22 +71,24 @@ class TcpClient:
                 return stream.send(frames, int(remaining_ms))
             if remaining_ms <= 0:
                 return False
-            self._wait(remaining_ms)
+            self._wait(remaining_ms, self._for_frames)
         return False
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
         """Frames that have arrived, see ``ClientTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while not self._is_shut:
             stream = self._advance()
             remaining_ms = max(0.0, (until - time.monotonic()) * 1000)
             is_due = stream is not None and stream.has_pending
-            if (is_due or self._wait(remaining_ms)) and stream is not None:
+            if (is_due or self._wait(remaining_ms, patience)) and stream is not None:
                 stream.advance()
                 frames = stream.receive()
                 if frames:
                     self._dialer.settle()
                     return frames
+                patience = self._for_the_rest
             if remaining_ms <= 0:
                 break
         return []
@@ -118,7 +123,7 @@ class TcpClient:
         self._waiting, self._events = select.poll(), 0
         self._stream.advance()
 
-    def _wait(self, timeout_ms: float) -> bool:
+    def _wait(self, timeout_ms: float, patience: Patience) -> bool:
         """Sleep until something can have changed; whether the connection's socket is ready."""
         if self._stream is None:
             self._dialer.wait(timeout_ms)
@@ -127,7 +132,7 @@ class TcpClient:
         if events != self._events:
             self._waiting.register(self._stream.socket, events)
             self._events = events
-        return bool(self._waiting.poll(timeout_ms))
+        return bool(patience.wait(self._waiting.poll, timeout_ms))
 
 
 class TcpServer:
@@ -159,6 +164,8 @@ class TcpServer:
         self._serial = 0
         self._receive_bytes = 0
         self._next_sweep_s = 0.0
+        self._for_frames = Patience(self._limits.spin_us)
+        self._for_the_rest = Patience(self._limits.spin_us)
 
     @property
     def endpoint(self) -> str:
@@ -179,12 +186,14 @@ class TcpServer:
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
         """Frames that have arrived, see ``ServerTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while True:
             now = time.monotonic()
             self._sweep(now)
-            arrived = self._turn(max(0.0, min((until - now) * 1000, _SWEEP_MS)))
+            arrived = self._turn(max(0.0, min((until - now) * 1000, _SWEEP_MS)), patience)
             if arrived or time.monotonic() >= until:
                 return arrived
+            patience = self._for_the_rest
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
@@ -194,11 +203,11 @@ class TcpServer:
         self._of_descriptor.clear()
         self._listener.close()
 
-    def _turn(self, timeout_ms: float) -> list[PeerFrame]:
+    def _turn(self, timeout_ms: float, patience: Patience) -> list[PeerFrame]:
         """Wait once, then serve every socket that is ready."""
         pending = [peer for peer in self._peers.values() if peer.stream.has_pending]
         arrived: list[PeerFrame] = []
-        for descriptor, _ in self._waiting.poll(0 if pending else timeout_ms):
+        for descriptor, _ in patience.wait(self._waiting.poll, 0 if pending else timeout_ms):
             peer = self._of_descriptor.get(descriptor)
             if peer is None:
                 self._accept()

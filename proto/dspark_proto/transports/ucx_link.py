@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..buffers import Buffer, byte_view
+from ..errors import RemoteProtocolError
+from ..prefix import frame_bytes
 from .base import TransportError
 from .block_pool import BlockPool
 from .bounds import LinkLimits
@@ -37,6 +38,13 @@ _CLOSE_PERIOD_NS: Final = 10_000_000
 _CLOSE_ATTEMPTS: Final = 3
 _SETTLE_S: Final = 0.1
 """How long a closed link's transfers may take to end before their blocks are quarantined."""
+
+_TCP_SETTINGS: Final = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "512k", "RNDV_THRESH": "256k"}
+"""For UCX's own TCP alone: pieces of 8 KiB, its default, make large frames three times as slow, and a rendezvous of a
+STEP costs two more wake-ups."""
+
+MESSAGE_BYTES: Final = 64 * 1024
+"""A message takes frames up to this size in all, or one larger frame: small ones share the price of a message."""
 
 _ANY_TAG: Final = ucx.UCXXTag(0), ucx.UCXXTagMask(0)
 
@@ -58,7 +66,7 @@ class UcxPeer:
     endpoint: Any = None
     send_tag: Any = None
     waiting: deque[Any] = field(default_factory=deque)
-    receiving: Transfer | None = None
+    receiving: deque[Transfer] = field(default_factory=deque)
     sending: deque[Transfer] = field(default_factory=deque)
     sending_bytes: int = 0
     is_broken: bool = False
@@ -78,7 +86,7 @@ class UcxLink:
                 "or tcp,self; unset, UCX would fall back to TCP in silence"
             )
         try:
-            context = ucx.UCXContext({"TLS": named}, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
+            context = ucx.UCXContext(_settings(named), (ucx.Feature.TAG, ucx.Feature.WAKEUP))
             self._worker = ucx.UCXWorker(context)
             self._worker.init_blocking_progress_mode()
             self.address: Final = bytes(self._worker.address)
@@ -97,6 +105,11 @@ class UcxLink:
         self._peers: dict[int, UcxPeer] = {}
         self._handed_out: list[memoryview] = []
         self._stray: list[Transfer] = []
+        self._descriptor: Final = self._worker.epoll_file_descriptor
+        self._waiting, self._callers = select.poll(), select.poll()
+        self._waiting.register(self._descriptor, select.POLLIN)
+        self.is_called = False
+        """Whether a watched socket was readable when last looked at; the caller clears it."""
 
     def attach(self, tag: int) -> UcxPeer:
         """A link whose frames will arrive with ``tag``."""
@@ -113,22 +126,35 @@ class UcxLink:
         except ucx.UCXError:
             peer.is_broken = True
 
+    def watch(self, descriptor: int) -> None:
+        """Set ``is_called`` when this socket is found readable, until :meth:`unwatch`."""
+        self._waiting.register(descriptor, select.POLLIN)
+        self._callers.register(descriptor, select.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Forget a socket, at once when it has been closed."""
+        self._waiting.unregister(descriptor)
+        self._callers.unregister(descriptor)
+
     def send(self, peer: UcxPeer, frames: Sequence[Buffer], timeout_ms: int) -> bool:
         """Start sending copies of ``frames``; False, and nothing sent, without an endpoint or room."""
         parts = [byte_view(frame) for frame in frames]
         if peer.endpoint is None or not self._has_room(peer, sum(map(len, parts)), timeout_ms):
             return False
-        blocks = [self._sent.take(len(part)) for part in parts]
-        if any(block is None for block in blocks):
-            for block in blocks:
-                if block is not None:
-                    self._sent.give(block)
-            return False
-        for part, block in zip(parts, blocks, strict=True):
-            assert block is not None
-            block[: len(part)] = part
-            self._start_sending(peer, block, len(part))
-        self._progress()
+        blocks: list[tuple[memoryview, int]] = []
+        for message in _messages(parts):
+            size = sum(map(len, message))
+            block = self._sent.take(size)
+            if block is None:
+                for taken, _ in blocks:
+                    self._sent.give(taken)
+                return False
+            _fill(block, message)
+            blocks.append((block, size))
+        for block, size in blocks:
+            self._start_sending(peer, block, size)
+        if peer.sending and not peer.sending[-1].request.completed:
+            self._progress()
         return not peer.is_broken
 
     def _has_room(self, peer: UcxPeer, wanted_bytes: int, timeout_ms: int) -> bool:
@@ -145,7 +171,7 @@ class UcxLink:
                 self._progress()
                 self._reap(peer)
                 return not peer.sending or peer.sending_bytes + wanted_bytes <= self._limits.queue_bytes_max
-            self.wait((), remaining_ms)
+            self.look(remaining_ms)
 
     def _start_sending(self, peer: UcxPeer, block: memoryview, size: int) -> None:
         try:
@@ -172,13 +198,15 @@ class UcxLink:
         """Frames that have arrived, in order for each link; those of the call before are dead."""
         for block in self._handed_out:
             self._received.give(block)
-        self._handed_out = []
+        self._handed_out.clear()
         self._progress()
         self._probe()
         frames: list[tuple[UcxPeer, memoryview]] = []
         for peer in self._peers.values():
-            self._reap(peer)
-            frames += [(peer, frame) for frame in self._finish_receiving(peer)]
+            if peer.sending:
+                self._reap(peer)
+            if peer.waiting or peer.receiving:
+                frames += [(peer, frame) for frame in self._receive(peer)]
         return frames
 
     def _progress(self) -> None:
@@ -212,24 +240,24 @@ class UcxLink:
         request = self._worker.tag_recv_with_handle(Array(block[: max(1, found.length)]), found)
         return Transfer(request, block, found.length)
 
-    def _finish_receiving(self, peer: UcxPeer) -> list[memoryview]:
-        """The link's frames that are whole, one after the other."""
-        frames: list[memoryview] = []
-        while not peer.is_broken:
-            if peer.receiving is None and peer.waiting:
-                peer.receiving = self._start_receiving(peer.waiting.popleft())
-                peer.is_broken = peer.receiving is None
-                self._progress()
-            transfer = peer.receiving
-            if transfer is None or not transfer.request.completed:
+    def _receive(self, peer: UcxPeer) -> Iterator[memoryview]:
+        """The link's frames that are whole, after all its messages have been given memory."""
+        while peer.waiting and not peer.is_broken:
+            transfer = self._start_receiving(peer.waiting[0])
+            if transfer is None:
+                # Memory of frames that are in use or under way comes back; without them none will.
+                peer.is_broken = not (self._handed_out or any(one.receiving for one in self._peers.values()))
                 break
-            peer.receiving = None
+            peer.receiving.append(transfer)
+            peer.waiting.popleft()
+        if peer.receiving and not peer.receiving[-1].request.completed:
+            self._progress()
+        while not peer.is_broken and peer.receiving and peer.receiving[0].request.completed:
+            transfer = peer.receiving.popleft()
             self._handed_out.append(transfer.block)
-            if _succeeded(transfer.request):
-                frames.append(transfer.block[: transfer.size].toreadonly())
-            else:
-                peer.is_broken = True
-        return frames
+            peer.is_broken = not _succeeded(transfer.request)
+            if not peer.is_broken:
+                yield from _frames_of(transfer.block[: transfer.size].toreadonly())
 
     def detach(self, peer: UcxPeer) -> None:
         """End a link: cancel what is under way, await the cancellation, and only then use its blocks again."""
@@ -238,8 +266,7 @@ class UcxLink:
         if peer.endpoint is not None:
             peer.endpoint.close_blocking(_CLOSE_PERIOD_NS, _CLOSE_ATTEMPTS)
         pending = [(self._sent, transfer) for transfer in peer.sending]
-        if peer.receiving is not None:
-            pending.append((self._received, peer.receiving))
+        pending += [(self._received, transfer) for transfer in peer.receiving]
         until = time.monotonic() + _SETTLE_S
         while time.monotonic() < until and not all(transfer.request.completed for _, transfer in pending):
             self._progress()
@@ -252,16 +279,21 @@ class UcxLink:
         """Whether the link has failed."""
         return peer.is_broken or (peer.endpoint is not None and not peer.endpoint.alive)
 
-    def wait(self, others: Iterable[socket.socket], timeout_ms: float) -> None:
-        """Sleep until UCX has something to do, one of ``others`` is readable, or time is over."""
+    def look(self, timeout_ms: float) -> bool:
+        """Whether ``arrived`` may find something, or a watched socket is readable: sleeps until then, or until time is
+        over. With 0, UCX's messages are looked at alone.
+        """
+        if timeout_ms <= 0:
+            return bool(self._worker.progress_once())
         if not self._worker.arm():
-            self._progress()
-            return
-        waiting = select.poll()
-        waiting.register(self._worker.epoll_file_descriptor, select.POLLIN)
-        for other in others:
-            waiting.register(other, select.POLLIN)
-        waiting.poll(timeout_ms)
+            return True
+        found = self._waiting.poll(timeout_ms)
+        self.is_called |= any(descriptor != self._descriptor for descriptor, _ in found)
+        return bool(found)
+
+    def listen(self) -> None:
+        """Look at the watched sockets alone."""
+        self.is_called |= bool(self._callers.poll(0))
 
     @property
     def quarantined(self) -> int:
@@ -275,3 +307,40 @@ def _succeeded(request: Any) -> bool:
     except ucx.UCXError:
         return False
     return True
+
+
+def _settings(named: str) -> dict[str, str]:
+    """What a UCX context is told; the environment's own settings have the last word."""
+    wanted = _TCP_SETTINGS if set(named.split(",")) <= {"tcp", "self"} else {}
+    return {"TLS": named, **{key: value for key, value in wanted.items() if f"UCX_{key}" not in os.environ}}
+
+
+def _messages(parts: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+    """``parts`` in runs of at most ``MESSAGE_BYTES``, or of one larger part."""
+    start = held = 0
+    for end, part in enumerate(parts):
+        if held and held + len(part) > MESSAGE_BYTES:
+            yield parts[start:end]
+            start, held = end, 0
+        held += len(part)
+    yield parts[start:]
+
+
+def _fill(block: memoryview, parts: Sequence[memoryview]) -> None:
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        block[start:end] = part
+        start = end
+
+
+def _frames_of(message: memoryview) -> Iterator[memoryview]:
+    """The frames of a message. What is no whole frame is given as one, for the connection to judge."""
+    start, size = 0, len(message)
+    while start < size:
+        try:
+            end = min(size, start + frame_bytes(message, start, size))
+        except RemoteProtocolError:
+            end = size
+        yield message[start:end]
+        start = end

@@ -22,6 +22,7 @@ from ..limits import FRAME_BYTES_MAX
 from .base import PeerFrame, TransportError
 from .curve import CurveGate, connect_curve, serve_curve
 from .message_memory import keep_message_memory
+from .patience import Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 
 QUEUE_MESSAGES: Final = 256
@@ -51,7 +52,8 @@ class _Link:
         self._gate: CurveGate | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._patience_ms = 0
+        self._receive_timeout_ms = 0
+        self._patience = Patience()
         self.dropped_messages = 0
         for option, value in (
             (zmq.LINGER, 0),
@@ -74,24 +76,24 @@ class _Link:
         return True
 
     def _receive_messages(self, timeout_ms: int) -> list[list[zmq.Frame]]:
-        messages: list[list[zmq.Frame]] = []
-        flags = zmq.NOBLOCK if self._gate or timeout_ms <= 0 else self._be_patient(timeout_ms)
-        if self._gate and not self._answer_until_ready(self._gate, timeout_ms):
-            return messages
-        try:
-            messages.append(self._receive_parts(flags))
-            while len(messages) < BURST_MESSAGES and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                messages.append(self._receive_parts(zmq.NOBLOCK))
-        except zmq.Again:
-            pass
+        if self._gate:
+            messages = self._look(0) if self._answer_until_ready(self._gate, timeout_ms) else []
+        else:
+            messages = self._patience.wait(self._look, timeout_ms)
+        while messages and len(messages) < BURST_MESSAGES and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            messages.append(self._receive_parts(zmq.NOBLOCK))
         return messages
 
-    def _be_patient(self, timeout_ms: int) -> int:
-        """Flags of a call that waits for a message itself. A poll before it makes a small round a third longer."""
-        if timeout_ms != self._patience_ms:
-            self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
-            self._patience_ms = timeout_ms
-        return 0
+    def _look(self, timeout_ms: float) -> list[list[zmq.Frame]]:
+        """The first message. The receiving call waits itself: a poll before it makes a small round a third longer."""
+        whole_ms = math.ceil(timeout_ms)
+        if whole_ms > 0 and whole_ms != self._receive_timeout_ms:
+            self._socket.setsockopt(zmq.RCVTIMEO, whole_ms)
+            self._receive_timeout_ms = whole_ms
+        try:
+            return [self._receive_parts(0 if whole_ms > 0 else zmq.NOBLOCK)]
+        except zmq.Again:
+            return []
 
     def _answer_until_ready(self, gate: CurveGate, timeout_ms: int) -> bool:
         """Whether a message is there within ``timeout_ms``; clients that knock meanwhile are answered."""
