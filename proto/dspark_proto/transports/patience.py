@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-SPIN_US: Final = 200
+SPIN_US: Final = int(os.environ.get("SPIN_US","200"))
 """Longest spin, and longest wait that counts as short: a few times what a sleep costs (20 to 60 us until the thread runs
 again), so what is spent in vain is of the size of what is gained; the value of Linux's ``guest_halt_poll_ns``."""
 

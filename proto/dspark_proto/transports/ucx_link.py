@@ -39,9 +39,12 @@ _CLOSE_ATTEMPTS: Final = 3
 _SETTLE_S: Final = 0.1
 """How long a closed link's transfers may take to end before their blocks are quarantined."""
 
-_TCP_SETTINGS: Final = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "512k", "RNDV_THRESH": "256k"}
-"""For UCX's own TCP alone: pieces of 8 KiB, its default, make large frames three times as slow, and a rendezvous of a
-STEP costs two more wake-ups."""
+_TCP_SETTINGS: Final = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "512k", "RNDV_THRESH": "1m"}
+"""For UCX's TCP alone: its pieces of 8 KiB make a large frame up to three times as slow, and a rendezvous, two more
+wake-ups before any byte of a STEP moves, pays where memory is read remotely, not here."""
+
+_NOBODYS_CHOICE: Final = "8192"
+"""RNDV_THRESH as ``ucxx`` puts it into the environment when it is imported, for GPU memory."""
 
 MESSAGE_BYTES: Final = 64 * 1024
 """A message takes frames up to this size in all, or one larger frame: small ones share the price of a message."""
@@ -310,9 +313,10 @@ def _succeeded(request: Any) -> bool:
 
 
 def _settings(named: str) -> dict[str, str]:
-    """What a UCX context is told; the environment's own settings have the last word."""
+    """What a UCX context is told; what somebody has set in the environment has the last word."""
     wanted = _TCP_SETTINGS if set(named.split(",")) <= {"tcp", "self"} else {}
-    return {"TLS": named, **{key: value for key, value in wanted.items() if f"UCX_{key}" not in os.environ}}
+    free = {key for key in wanted if os.environ.get(f"UCX_{key}", _NOBODYS_CHOICE) == _NOBODYS_CHOICE}
+    return {"TLS": named, **{key: wanted[key] for key in free}}
 
 
 def _messages(parts: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
