@@ -1,7 +1,7 @@
 """Plain TCP and TLS transports: ``plain+tcp://`` and ``tls+tcp://``.
 
 A thread that calls ``poll`` and ``send``, as for every transport, and no asyncio: the engine's round path is a
-plain thread that sends a STEP and sleeps in the socket until the reply comes, and an event loop under it
+plain thread that sends a STEP and waits in the socket until the reply comes, and an event loop under it
 would add two hand-overs to every round. Frames follow each other on the stream; the prefix says how long each
 is. Invariants: nothing is allocated for a length that a prefix merely announces; a bad or oversized prefix
 ends that connection, whose bytes are not drained; connections, queues and receive memory are bounded; a
@@ -27,7 +27,7 @@ from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
 from .frame_buffer import START_BYTES, FrameBuffer
-from .patience import Patience
+from .patience import SLEEP_AT_ONCE, Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 from .stream import Stream, TlsStream
 from .tls import client_context, server_context
@@ -71,7 +71,7 @@ class TcpClient:
                 return stream.send(frames, int(remaining_ms))
             if remaining_ms <= 0:
                 return False
-            self._wait(remaining_ms, self._for_frames)
+            self._wait(remaining_ms, SLEEP_AT_ONCE)
         return False
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
@@ -124,7 +124,7 @@ class TcpClient:
         self._stream.advance()
 
     def _wait(self, timeout_ms: float, patience: Patience) -> bool:
-        """Sleep until something can have changed; whether the connection's socket is ready."""
+        """Wait until something can have changed; whether the connection's socket is ready."""
         if self._stream is None:
             self._dialer.wait(timeout_ms)
             return False

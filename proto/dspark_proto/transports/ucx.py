@@ -21,7 +21,7 @@ from .base import PeerFrame
 from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
-from .patience import Patience
+from .patience import SLEEP_AT_ONCE, Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 from .ucx_link import UcxLink, UcxPeer
 from .ucx_meeting import Meeting
@@ -64,7 +64,7 @@ class UcxClient:
                 return self._link.send(peer, frames, int(remaining_ms))
             if remaining_ms <= 0:
                 return False
-            self._wait(remaining_ms, self._for_frames)
+            self._wait(remaining_ms, SLEEP_AT_ONCE)
         return False
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
