@@ -12,7 +12,7 @@ from typing import Final
 
 from ..memory import aligned_memory
 
-_SMALLEST_BYTES: Final = 4096
+SMALLEST_BYTES: Final = 4096
 
 
 class BlockPool:
@@ -30,7 +30,7 @@ class BlockPool:
 
     def take(self, size: int) -> memoryview | None:
         """A block of at least ``size`` bytes; None when the limit does not allow another."""
-        wanted = max(_SMALLEST_BYTES, 1 << (size - 1).bit_length())
+        wanted = max(SMALLEST_BYTES, 1 << (size - 1).bit_length())
         if self._free[wanted]:
             return self._free[wanted].pop()
         if wanted > self._left:

@@ -13,8 +13,9 @@ Cost: a wait spins for ``spin_us`` at most, in vain at most once for every ``EAR
 mean ``spin_us / EARNED_WAITS``, 50 us of CPU time a wait at the worst, and nothing where waits are long.
 Every look of ``tcp`` and ``ucx`` is a call that gives the GIL up, so other threads of the process go on.
 Invariants: a timeout of 0 is one look; a spin is part of the timeout; a machine with one core never spins,
-for the other end would need that core (a process that is kept on one core of several does: its other end is
-elsewhere, and where it is not, no row comes about). Called by ``tcp`` and ``ucx`` (not by ``zmq``: its two
+for the other end would need that core (a process
+that is kept on one core of several does: its other end is elsewhere, or else its spins are few, as above).
+Called by ``tcp`` and ``ucx`` (not by ``zmq``: its two
 threads sleep for themselves, and a spin in front of them gained nothing); one thread; knows no socket.
 """
 
