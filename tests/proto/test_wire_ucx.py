@@ -15,13 +15,14 @@ from struct import pack
 from typing import Any
 
 import pytest
-from transport_ends import copies, ping, receive_down, send_up, wait_until
+from transport_ends import context_frame, copies, ping, receive_down, send_up, wait_until
 
 from dspark_proto.transports import TransportError, open_client, open_server
 from dspark_proto.transports.block_pool import BlockPool
 from dspark_proto.transports.bounds import LinkLimits
 from dspark_proto.transports.endpoint import parse_address
 from dspark_proto.transports.ucx_meeting import ADDRESS_BYTES_MAX, MAGIC, MEETING_BYTES, Introduction, Meeting
+from dspark_proto.transports.ucx_message import MESSAGE_BYTES, frames_of, messages_of, write_message
 
 
 def test_an_introduction_is_read_as_it_was_written() -> None:
@@ -111,6 +112,41 @@ def test_blocks_of_every_size_count_against_one_limit() -> None:
     pool.give(large)
     assert pool.take(2**15 - 1) is None
     assert pool.take(2**16) is large
+
+
+@pytest.mark.parametrize(
+    ("sizes", "messages"),
+    [
+        ([64], [1]),
+        ([MESSAGE_BYTES], [1]),
+        ([MESSAGE_BYTES + 64, MESSAGE_BYTES + 64], [1, 1]),
+        ([64, 128, 64], [3]),
+        ([64, MESSAGE_BYTES - 64, 64], [2, 1]),
+        ([64, MESSAGE_BYTES, 64], [1, 1, 1]),
+        ([MESSAGE_BYTES * 8, 64, 64, MESSAGE_BYTES * 8], [1, 2, 1]),
+    ],
+)
+def test_small_frames_share_a_message_and_a_large_one_has_its_own(sizes: list[int], messages: list[int]) -> None:
+    frames = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
+    runs = [list(run) for run in messages_of(frames)]
+    assert [len(run) for run in runs] == messages
+    assert [frame for run in runs for frame in run] == frames
+
+
+def test_the_frames_of_a_message_are_those_that_were_written_into_it() -> None:
+    frames = [memoryview(ping(1)), context_frame(512), memoryview(ping(2))]
+    size = sum(map(len, frames))
+    block = memoryview(bytearray(b"x" * (size + 64)))
+    write_message(block, frames)
+    assert block[size:] == b"x" * 64
+    found = list(frames_of(block[:size].toreadonly()))
+    assert [bytes(frame) for frame in found] == [bytes(frame) for frame in frames]
+
+
+@pytest.mark.parametrize("rest", [b"x", bytes(64), ping(2)[:-1], ping(2)[:20], bytes(context_frame(512))[:-64]])
+def test_what_is_no_whole_frame_is_given_to_the_connection_as_it_is(rest: bytes) -> None:
+    assert [bytes(frame) for frame in frames_of(memoryview(ping(1) + rest))] == [ping(1), rest]
+    assert [bytes(frame) for frame in frames_of(memoryview(rest))] == [rest]
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +260,64 @@ def test_transfers_under_way_are_cancelled_before_their_memory_is_used_again(ser
     assert server._link.quarantined == 0
     assert server._link._sent.take(2**20) is block
     client.close()
+
+
+def test_a_reply_of_small_frames_is_one_message(server: Any, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = module.UcxClient(server.endpoint)
+    ((name, _),) = send_up(server, client, ping(1))
+    sizes = []
+    start = server._link._start_sending
+    monkeypatch.setattr(
+        server._link, "_start_sending", lambda peer, block, size: sizes.append(size) or start(peer, block, size)
+    )
+    frames = [ping(2), bytes(context_frame(512)), ping(3)]
+    assert server.send(name, frames, 1000)
+    assert receive_down(server, client, 3) == frames
+    assert sizes == [sum(map(len, frames))]
+    client.close()
+
+
+def test_messages_wait_for_the_memory_of_frames_that_are_in_use(module: Any) -> None:
+    """Two frames of 200 KiB and room for one: each comes when the one before has been used, and the link stays."""
+    server = module.UcxServer(limits=LinkLimits(receive_bytes_max=2**18 + 2**12, spin_us=0))
+    client = module.UcxClient(server.endpoint)
+    send_up(server, client, ping(1))
+    frames = [bytes(context_frame(200 * 1024, fill)) for fill in (1, 2)]
+    assert [frame for _, frame in send_up(server, client, *frames)] == frames
+    assert [frame for _, frame in send_up(server, client, ping(2))] == [ping(2)]
+    assert len(server._guests) == 1
+    client.close()
+    server.close()
+
+
+def test_a_link_whose_messages_wait_for_more_memory_than_there_is_ends(module: Any) -> None:
+    limits = LinkLimits(frame_bytes_max=2**18, receive_bytes_max=2**18, spin_us=0)
+    server = module.UcxServer(limits=limits)
+    client = module.UcxClient(server.endpoint)
+    ((name, _),) = send_up(server, client, ping(1))
+    assert client.send([bytes(context_frame(200 * 1024))] * 5, 1000)
+    wait_until(lambda: client.poll(0) or server.poll(10) or name not in server._guests)
+    assert name not in server._guests
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE", "RNDV_THRESH"}),
+        ({"UCX_RNDV_THRESH": "8192"}, {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE", "RNDV_THRESH"}),
+        ({"UCX_RNDV_THRESH": "1k", "UCX_TCP_TX_SEG_SIZE": "8k"}, {"TCP_RX_SEG_SIZE"}),
+    ],
+)
+def test_settings_of_ucx_over_tcp_give_way_to_the_environment(
+    module: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], told: set[str]
+) -> None:
+    links = importlib.import_module("dspark_proto.transports.ucx_link")
+    for key in ("UCX_RNDV_THRESH", "UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert set(links._settings("self,tcp")) == {"TLS", *told}
+    assert links._settings("rc,ud,self") == {"TLS": "rc,ud,self"}
+    assert links._settings("rc,tcp,self") == {"TLS": "rc,tcp,self"}

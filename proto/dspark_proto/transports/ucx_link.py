@@ -48,6 +48,9 @@ wake-ups before any byte of a STEP moves, pays where memory is read remotely, no
 _NOBODYS_CHOICE: Final = "8192"
 """RNDV_THRESH as ``ucxx`` puts it into the environment when it is imported, for GPU memory."""
 
+_WAITING_SHARE: Final = 2
+"""A link whose messages wait for more than so many times the receive memory ends."""
+
 _ANY_TAG: Final = ucx.UCXXTag(0), ucx.UCXXTagMask(0)
 
 
@@ -112,7 +115,7 @@ class UcxLink:
         self._waiting, self._callers = select.poll(), select.poll()
         self._waiting.register(self._descriptor, select.POLLIN)
         self.is_called = False
-        """Whether a watched socket was readable when last looked at; the caller clears it."""
+        """Whether a watched socket was readable when last looked at, or a link broke; the caller clears it."""
 
     def attach(self, tag: int) -> UcxPeer:
         """A link whose frames will arrive with ``tag``."""
@@ -210,6 +213,7 @@ class UcxLink:
                 self._reap(peer)
             if peer.waiting or peer.receiving:
                 frames += [(peer, frame) for frame in self._receive(peer)]
+            self.is_called |= peer.is_broken
         return frames
 
     def _progress(self) -> None:
@@ -227,14 +231,18 @@ class UcxLink:
             else:
                 peer.waiting.append(found)
                 peer.waiting_bytes += max(found.length, SMALLEST_BYTES)
-                peer.is_broken = peer.waiting_bytes > self._limits.receive_bytes_max
+                peer.is_broken = peer.waiting_bytes > _WAITING_SHARE * self._limits.receive_bytes_max
         for transfer in [one for one in self._stray if one.request.completed]:
             self._stray.remove(transfer)
             self._received.give(transfer.block)
 
     def _throw_away(self, found: Any) -> None:
         transfer = self._start_receiving(found)
-        if transfer is not None:
+        if transfer is None:
+            return
+        if transfer.request.completed:
+            self._received.give(transfer.block)
+        else:
             self._stray.append(transfer)
 
     def _start_receiving(self, found: Any) -> Transfer | None:
