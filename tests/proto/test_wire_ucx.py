@@ -22,7 +22,15 @@ from dspark_proto.transports.block_pool import BlockPool
 from dspark_proto.transports.bounds import LinkLimits
 from dspark_proto.transports.endpoint import parse_address
 from dspark_proto.transports.ucx_meeting import ADDRESS_BYTES_MAX, MAGIC, MEETING_BYTES, Introduction, Meeting
-from dspark_proto.transports.ucx_message import MESSAGE_BYTES, frames_of, messages_of, write_message
+from dspark_proto.transports.ucx_message import (
+    FRAMES_MAX,
+    HEAD_BYTES_MAX,
+    MESSAGE_BYTES,
+    frames_of,
+    message_bytes,
+    messages_of,
+    write_message,
+)
 
 
 def test_an_introduction_is_read_as_it_was_written() -> None:
@@ -124,29 +132,51 @@ def test_blocks_of_every_size_count_against_one_limit() -> None:
         ([64, MESSAGE_BYTES - 64, 64], [2, 1]),
         ([64, MESSAGE_BYTES, 64], [1, 1, 1]),
         ([MESSAGE_BYTES * 8, 64, 64, MESSAGE_BYTES * 8], [1, 2, 1]),
+        ([0] * (2 * FRAMES_MAX + 1), [FRAMES_MAX, FRAMES_MAX, 1]),
     ],
 )
 def test_small_frames_share_a_message_and_a_large_one_has_its_own(sizes: list[int], messages: list[int]) -> None:
-    frames = [memoryview(bytes([number]) * size) for number, size in enumerate(sizes)]
+    frames = [memoryview(bytes([number % 256]) * size) for number, size in enumerate(sizes)]
     runs = [list(run) for run in messages_of(frames)]
     assert [len(run) for run in runs] == messages
     assert [frame for run in runs for frame in run] == frames
 
 
-def test_the_frames_of_a_message_are_those_that_were_written_into_it() -> None:
-    frames = [memoryview(ping(1)), context_frame(512), memoryview(ping(2))]
-    size = sum(map(len, frames))
+@pytest.mark.parametrize("count", [1, 3, 15, 16, FRAMES_MAX])
+def test_the_frames_of_a_message_are_those_that_were_written_into_it(count: int) -> None:
+    """Whatever they are: the connection judges each by itself."""
+    frames = [memoryview(one) for one in (ping(1), b"", b"x" * 47, bytes(64), bytes(context_frame(512))) * count][
+        :count
+    ]
+    size = message_bytes(frames)
     block = memoryview(bytearray(b"x" * (size + 64)))
     write_message(block, frames)
     assert block[size:] == b"x" * 64
-    found = list(frames_of(block[:size].toreadonly()))
+    assert 0 < size - sum(map(len, frames)) <= HEAD_BYTES_MAX
+    assert (size - sum(map(len, frames))) % 64 == 0
+    found = frames_of(block[:size].toreadonly(), 2**16)
+    assert found is not None
     assert [bytes(frame) for frame in found] == [bytes(frame) for frame in frames]
 
 
-@pytest.mark.parametrize("rest", [b"x", bytes(64), ping(2)[:-1], ping(2)[:20], bytes(context_frame(512))[:-64]])
-def test_what_is_no_whole_frame_is_given_to_the_connection_as_it_is(rest: bytes) -> None:
-    assert [bytes(frame) for frame in frames_of(memoryview(ping(1) + rest))] == [ping(1), rest]
-    assert [bytes(frame) for frame in frames_of(memoryview(rest))] == [rest]
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\1\0\0",
+        pack("<2I", 1, 64),
+        pack("<2I", 0, 0).ljust(64, b"\0"),
+        pack("<I", FRAMES_MAX + 1) + bytes(4096),
+        pack("<I", 2**32 - 1) + bytes(4096),
+        pack("<2I", 1, 63).ljust(128, b"\0"),
+        pack("<2I", 1, 65).ljust(128, b"\0"),
+        pack("<3I", 2, 2**32 - 64, 128).ljust(128, b"\0"),
+        pack("<2I", 1, 64).ljust(63, b"\0") + b"x" + bytes(64),
+        pack("<2I", 1, 1024).ljust(64 + 1024, b"\0"),
+    ],
+)
+def test_what_is_no_message_has_no_frames(message: bytes) -> None:
+    assert frames_of(memoryview(message), 1000) is None
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,15 +321,28 @@ def test_messages_wait_for_the_memory_of_frames_that_are_in_use(module: Any) -> 
 
 
 def test_a_link_whose_messages_wait_for_more_memory_than_there_is_ends(module: Any) -> None:
-    limits = LinkLimits(frame_bytes_max=2**18, receive_bytes_max=2**18, spin_us=0)
-    server = module.UcxServer(limits=limits)
+    limit = 2**18 + 2**12
+    server = module.UcxServer(limits=LinkLimits(receive_bytes_max=limit, spin_us=0))
     client = module.UcxClient(server.endpoint)
-    ((name, _),) = send_up(server, client, ping(1))
+    ((name, guest),) = [(name, server._guests[name]) for name, _ in send_up(server, client, ping(1))]
     assert client.send([bytes(context_frame(200 * 1024))] * 5, 1000)
-    wait_until(lambda: client.poll(0) or server.poll(10) or name not in server._guests)
+    wait_until(lambda: server._link._progress() or server._link._probe() or guest.peer.is_broken)
+    assert guest.peer.waiting_bytes < 3 * limit
+    wait_until(lambda: server.poll(10) or name not in server._guests)
     assert name not in server._guests
     client.close()
     server.close()
+
+
+def test_a_look_without_a_timeout_sees_what_has_come(server: Any, module: Any) -> None:
+    client = module.UcxClient(server.endpoint)
+    send_up(server, client, ping(1))
+    while server._link.look(0):
+        pass
+    assert client.send([ping(2)], 1000)
+    wait_until(lambda: server._link.look(0))
+    assert [bytes(one.frame) for one in server.poll(1000)] == [ping(2)]
+    client.close()
 
 
 @pytest.mark.parametrize(

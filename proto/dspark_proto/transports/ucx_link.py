@@ -28,7 +28,7 @@ from .base import TransportError
 from .block_pool import SMALLEST_BYTES, BlockPool
 from .bounds import LinkLimits
 from .ucx_meeting import Introduction
-from .ucx_message import frames_of, messages_of, write_message
+from .ucx_message import HEAD_BYTES_MAX, frames_of, message_bytes, messages_of, write_message
 
 try:
     from ucxx._lib import libucxx as ucx  # type: ignore[import-not-found, unused-ignore]
@@ -149,7 +149,7 @@ class UcxLink:
             return False
         blocks: list[tuple[memoryview, int]] = []
         for message in messages_of(parts):
-            size = sum(map(len, message))
+            size = message_bytes(message)
             block = self._sent.take(size)
             if block is None:
                 for taken, _ in blocks:
@@ -224,7 +224,7 @@ class UcxLink:
         """Sort the messages that have come by their links; those of no link are received and thrown away."""
         while (found := self._worker.tag_probe(*_ANY_TAG, remove=True)).matched:
             peer = self._peers.get(found.sender_tag.value)
-            if peer is None or peer.is_broken or found.length > self._limits.frame_bytes_max:
+            if peer is None or peer.is_broken or found.length > self._limits.frame_bytes_max + HEAD_BYTES_MAX:
                 self._throw_away(found)
                 if peer is not None:
                     peer.is_broken = True
@@ -269,9 +269,10 @@ class UcxLink:
         while not peer.is_broken and peer.receiving and peer.receiving[0].request.completed:
             transfer = peer.receiving.popleft()
             self._handed_out.append(transfer.block)
-            peer.is_broken = not _succeeded(transfer.request)
-            if not peer.is_broken:
-                yield from frames_of(transfer.block[: transfer.size].toreadonly())
+            message = transfer.block[: transfer.size].toreadonly()
+            frames = frames_of(message, self._limits.frame_bytes_max) if _succeeded(transfer.request) else None
+            peer.is_broken = frames is None
+            yield from frames or ()
 
     def detach(self, peer: UcxPeer) -> None:
         """End a link: cancel what is under way, await the cancellation, and only then use its blocks again."""
