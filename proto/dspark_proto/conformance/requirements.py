@@ -473,7 +473,8 @@ REQUIREMENTS: Final[dict[str, str]] = {
     "REQ-UCX-4": "The UCX transports are named by the configuration (`UCX_TLS`); unset, nothing starts.",
     "REQ-UCX-5": (
         "An introduction of another size, magic or address length, or with a byte behind the address that is not zero, "
-        "ends the connection."
+        "ends the connection. So does a message whose lengths do not add up to its own, whose padding is not zero, "
+        "or with a frame above the limit."
     ),
     "REQ-SEC-1": "Received bytes are data: no pickle, no code, no template, no type named by the peer.",
     "REQ-SEC-2": (

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final
 
-_SMALLEST_BYTES: Final = 4096
+from ..memory import aligned_memory
+
+SMALLEST_BYTES: Final = 4096
 
 
 class BlockPool:
@@ -28,13 +30,13 @@ class BlockPool:
 
     def take(self, size: int) -> memoryview | None:
         """A block of at least ``size`` bytes; None when the limit does not allow another."""
-        wanted = max(_SMALLEST_BYTES, 1 << (size - 1).bit_length())
+        wanted = max(SMALLEST_BYTES, 1 << (size - 1).bit_length())
         if self._free[wanted]:
             return self._free[wanted].pop()
         if wanted > self._left:
             return None
         self._left -= wanted
-        return memoryview(bytearray(wanted))
+        return aligned_memory(wanted)
 
     def give(self, block: memoryview) -> None:
         """The block's transfer has ended."""

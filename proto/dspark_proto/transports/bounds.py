@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..limits import FRAME_BYTES_MAX
+from .patience import SPIN_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class LinkLimits:
 
     ``receive_bytes_max`` covers all connections together, ``queue_bytes_max`` what waits for one slow peer
     (beyond a single frame). A connection must bring its first whole frame within ``first_frame_ms``, and
-    another at least every ``idle_ms``.
+    another at least every ``idle_ms``. ``spin_us`` is the longest spin before a sleep, 0 for none (see ``patience``).
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -25,6 +26,7 @@ class LinkLimits:
     queue_bytes_max: int = 4 * 2**20
     first_frame_ms: int = 5_000
     idle_ms: int = 600_000
+    spin_us: int = SPIN_US
 
 
 @dataclass(slots=True)

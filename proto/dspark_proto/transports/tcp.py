@@ -1,7 +1,7 @@
 """Plain TCP and TLS transports: ``plain+tcp://`` and ``tls+tcp://``.
 
 A thread that calls ``poll`` and ``send``, as for every transport, and no asyncio: the engine's round path is a
-plain thread that sends a STEP and sleeps in the socket until the reply comes, and an event loop under it
+plain thread that sends a STEP and waits in the socket until the reply comes, and an event loop under it
 would add two hand-overs to every round. Frames follow each other on the stream; the prefix says how long each
 is. Invariants: nothing is allocated for a length that a prefix merely announces; a bad or oversized prefix
 ends that connection, whose bytes are not drained; connections, queues and receive memory are bounded; a
@@ -29,6 +29,7 @@ from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
 from .frame_buffer import START_BYTES, FrameBuffer
+from .patience import SLEEP_AT_ONCE, Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 from .stream import Stream, TlsStream
 from .tls import client_context, server_context
@@ -57,6 +58,8 @@ class TcpClient:
         self._stream: Stream | None = None
         self._waiting = select.poll()
         self._events = 0
+        self._for_frames = Patience(self._limits.spin_us)
+        self._for_the_rest = Patience(self._limits.spin_us)
         self._is_shut = False
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
@@ -71,22 +74,24 @@ class TcpClient:
                 return stream.send(frames, int(remaining_ms))
             if remaining_ms <= 0:
                 return False
-            self._wait(remaining_ms)
+            self._wait(remaining_ms, SLEEP_AT_ONCE)
         return False
 
     def poll(self, timeout_ms: int) -> list[Received]:
         """Frames that have arrived, see ``ClientTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while not self._is_shut:
             stream = self._advance()
             remaining_ms = max(0.0, (until - time.monotonic()) * 1000)
             is_due = stream is not None and stream.has_pending
-            if (is_due or self._wait(remaining_ms)) and stream is not None:
+            if (is_due or self._wait(remaining_ms, patience)) and stream is not None:
                 stream.advance()
                 frames = stream.receive()
                 if frames:
                     self._dialer.settle()
                     return frames
+                patience = self._for_the_rest
             if remaining_ms <= 0:
                 break
         return []
@@ -124,8 +129,8 @@ class TcpClient:
     def _placed(self, prefix: memoryview) -> memoryview | None:
         return None if self.place is None else self.place(prefix)
 
-    def _wait(self, timeout_ms: float) -> bool:
-        """Sleep until something can have changed; whether the connection's socket is ready."""
+    def _wait(self, timeout_ms: float, patience: Patience) -> bool:
+        """Wait until something can have changed; whether the connection's socket is ready."""
         if self._stream is None:
             self._dialer.wait(timeout_ms)
             return False
@@ -133,7 +138,7 @@ class TcpClient:
         if events != self._events:
             self._waiting.register(self._stream.socket, events)
             self._events = events
-        return bool(self._waiting.poll(timeout_ms))
+        return bool(patience.wait(self._waiting.poll, timeout_ms))
 
 
 class TcpServer:
@@ -165,6 +170,8 @@ class TcpServer:
         self._serial = 0
         self._receive_bytes = 0
         self._next_sweep_s = 0.0
+        self._for_frames = Patience(self._limits.spin_us)
+        self._for_the_rest = Patience(self._limits.spin_us)
 
     @property
     def endpoint(self) -> str:
@@ -185,12 +192,14 @@ class TcpServer:
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
         """Frames that have arrived, see ``ServerTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while True:
             now = time.monotonic()
             self._sweep(now)
-            arrived = self._turn(max(0.0, min((until - now) * 1000, _SWEEP_MS)))
+            arrived = self._turn(max(0.0, min((until - now) * 1000, _SWEEP_MS)), patience)
             if arrived or time.monotonic() >= until:
                 return arrived
+            patience = self._for_the_rest
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
@@ -200,11 +209,11 @@ class TcpServer:
         self._of_descriptor.clear()
         self._listener.close()
 
-    def _turn(self, timeout_ms: float) -> list[PeerFrame]:
+    def _turn(self, timeout_ms: float, patience: Patience) -> list[PeerFrame]:
         """Wait once, then serve every socket that is ready."""
         pending = [peer for peer in self._peers.values() if peer.stream.has_pending]
         arrived: list[PeerFrame] = []
-        for descriptor, _ in self._waiting.poll(0 if pending else timeout_ms):
+        for descriptor, _ in patience.wait(self._waiting.poll, 0 if pending else timeout_ms):
             peer = self._of_descriptor.get(descriptor)
             if peer is None:
                 self._accept()

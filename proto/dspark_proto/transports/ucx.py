@@ -10,6 +10,7 @@ Spec: SPEC.md, section "UCX mapping".
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from .base import PeerFrame
 from .bounds import LinkCounters, LinkLimits
 from .dialer import Dialer, listen
 from .endpoint import Address, parse_address
+from .patience import SLEEP_AT_ONCE, Patience
 from .security import NO_SECURITY, Security, check_fits, check_listen
 from .ucx_link import UcxLink, UcxPeer
 from .ucx_meeting import Meeting
 
 _TURN_MS: Final = 500.0
-"""Longest sleep, so that deadlines are looked at."""
+"""Longest sleep, and how often the meeting sockets and deadlines are looked at while frames come without a pause."""
 
 
 class UcxClient:
@@ -42,9 +44,14 @@ class UcxClient:
         check_fits(endpoint, security)
         self.endpoint = endpoint
         self._dialer = Dialer(parse_address(endpoint))
-        self._link = UcxLink(limits or LinkLimits())
+        limits = limits or LinkLimits()
+        self._link = UcxLink(limits)
+        self._for_frames = Patience(limits.spin_us)
+        self._for_the_rest = Patience(limits.spin_us)
         self._meeting: Meeting | None = None
         self._peer: UcxPeer | None = None
+        self._descriptor = 0
+        self._next_look_s = 0.0
         self._is_shut = False
 
     def send(self, frames: Sequence[Buffer], timeout_ms: int = 0) -> bool:
@@ -52,6 +59,7 @@ class UcxClient:
         if not frames:
             return True
         until = time.monotonic() + timeout_ms / 1000
+        self._link.listen()
         while not self._is_shut:
             peer = self._advance()
             remaining_ms = max(0.0, (until - time.monotonic()) * 1000)
@@ -59,12 +67,13 @@ class UcxClient:
                 return self._link.send(peer, frames, int(remaining_ms))
             if remaining_ms <= 0:
                 return False
-            self._wait(remaining_ms)
+            self._wait(remaining_ms, SLEEP_AT_ONCE)
         return False
 
     def poll(self, timeout_ms: int) -> list[memoryview]:
         """Frames that have arrived, see ``ClientTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while not self._is_shut:
             frames = [frame for _, frame in self._link.arrived()]
             self._advance()
@@ -73,8 +82,10 @@ class UcxClient:
                 return frames
             remaining_ms = (until - time.monotonic()) * 1000
             if remaining_ms <= 0:
+                self._link.listen()
                 break
-            self._wait(remaining_ms)
+            self._wait(remaining_ms, patience)
+            patience = self._for_the_rest
         return []
 
     def close(self) -> None:
@@ -85,34 +96,43 @@ class UcxClient:
 
     def _advance(self) -> UcxPeer | None:
         """The link, after doing what can be done about one that is missing."""
-        meeting, peer = self._meeting, self._peer
-        if meeting is not None and peer is not None:
-            meeting.advance()
-            if peer.endpoint is None and meeting.peer is not None and not meeting.is_closed:
-                self._link.connect(peer, meeting.peer)
-            overdue = peer.endpoint is None and self._dialer.is_overdue()
-            if meeting.is_closed or overdue or self._link.is_lost(peer):
-                self._drop()
-                self._dialer.retry_later()
+        if self._meeting is not None and self._peer is not None:
+            self._attend(self._meeting, self._peer)
         if self._meeting is None:
             connected = self._dialer.advance()
             if connected is not None:
+                self._descriptor = connected.fileno()
+                self._link.watch(self._descriptor)
                 self._meeting = Meeting(connected, self._link.address)
                 self._peer = self._link.attach(self._meeting.tag)
         return self._peer
 
+    def _attend(self, meeting: Meeting, peer: UcxPeer) -> None:
+        """Finish the meeting, or end a link that is lost; a socket that says nothing is read twice a second."""
+        now = time.monotonic()
+        if peer.endpoint is None or self._link.is_called or now >= self._next_look_s:
+            self._link.is_called, self._next_look_s = False, now + _TURN_MS / 1000
+            meeting.advance()
+            if peer.endpoint is None and meeting.peer is not None and not meeting.is_closed:
+                self._link.connect(peer, meeting.peer)
+        overdue = peer.endpoint is None and self._dialer.is_overdue()
+        if meeting.is_closed or overdue or self._link.is_lost(peer):
+            self._drop()
+            self._dialer.retry_later()
+
     def _drop(self) -> None:
         if self._meeting is not None:
+            self._link.unwatch(self._descriptor)
             self._meeting.close()
         if self._peer is not None:
             self._link.detach(self._peer)
         self._meeting = self._peer = None
 
-    def _wait(self, timeout_ms: float) -> None:
+    def _wait(self, timeout_ms: float, patience: Patience) -> None:
         if self._meeting is None:
             self._dialer.wait(min(timeout_ms, _TURN_MS))
-        elif not self._meeting.is_closed:
-            self._link.wait((self._meeting.socket,), min(timeout_ms, _TURN_MS))
+        else:
+            patience.wait(self._link.look, min(timeout_ms, _TURN_MS))
 
 
 class UcxServer:
@@ -137,8 +157,13 @@ class UcxServer:
         self._link = UcxLink(self._limits)
         self._listener = listen(address)
         self._endpoint = str(Address(address.scheme, address.host, self._listener.getsockname()[1]))
+        self._link.watch(self._listener.fileno())
         self._guests: dict[bytes, _Guest] = {}
+        self._of_tag: dict[int, _Guest] = {}
         self._serial = 0
+        self._next_look_s = 0.0
+        self._for_frames = Patience(self._limits.spin_us)
+        self._for_the_rest = Patience(self._limits.spin_us)
 
     @property
     def endpoint(self) -> str:
@@ -152,23 +177,28 @@ class UcxServer:
         guest = self._guests.get(peer)
         if guest is None:
             return False
-        self._attend(guest)
-        return peer in self._guests and self._link.send(guest.peer, frames, timeout_ms)
+        self._link.listen()
+        if self._link.is_called:
+            self._look_around(time.monotonic())
+        return not self._link.is_lost(guest.peer) and self._link.send(guest.peer, frames, timeout_ms)
 
     def poll(self, timeout_ms: int) -> list[PeerFrame]:
         """Frames that have arrived, see ``ServerTransport``."""
         until = time.monotonic() + timeout_ms / 1000
+        patience = self._for_frames
         while True:
-            names = {guest.peer.tag: guest for guest in self._guests.values()}
-            frames = [self._heard(names[peer.tag], frame) for peer, frame in self._link.arrived()]
-            self._accept()
-            for guest in list(self._guests.values()):
-                self._attend(guest)
-            remaining_ms = (until - time.monotonic()) * 1000
-            if frames or remaining_ms <= 0:
+            frames = [self._heard(self._of_tag[peer.tag], frame) for peer, frame in self._link.arrived()]
+            now = time.monotonic()
+            if self._link.is_called or now >= self._next_look_s:
+                self._look_around(now)
+            remaining_ms = (until - now) * 1000
+            if frames:
                 return frames
-            sockets = (self._listener, *(guest.meeting.socket for guest in self._guests.values()))
-            self._link.wait(sockets, min(remaining_ms, _TURN_MS))
+            if remaining_ms <= 0:
+                self._link.listen()
+                return frames
+            patience.wait(self._link.look, min(remaining_ms, _TURN_MS))
+            patience = self._for_the_rest
 
     def close(self) -> None:
         """Stop listening and end every link."""
@@ -180,6 +210,13 @@ class UcxServer:
         guest.heard_s, guest.is_known = time.monotonic(), True
         return PeerFrame(guest.name, frame)
 
+    def _look_around(self, now: float) -> None:
+        """Look at the sockets, which say little, and at the deadlines."""
+        self._link.is_called, self._next_look_s = False, now + _TURN_MS / 1000
+        self._accept()
+        for guest in list(self._guests.values()):
+            self._attend(guest)
+
     def _accept(self) -> None:
         try:
             while True:
@@ -189,14 +226,18 @@ class UcxServer:
                     accepted.close()
                     continue
                 accepted.setblocking(False)
-                meeting = Meeting(accepted, self._link.address)
-                self._serial += 1
-                guest = _Guest(
-                    self._serial.to_bytes(8, "big"), meeting, self._link.attach(meeting.tag), time.monotonic()
-                )
-                self._guests[guest.name] = guest
+                self._admit(accepted)
         except OSError:  # none is left, one went away, or the process may open no more files
             pass
+
+    def _admit(self, accepted: socket.socket) -> None:
+        descriptor = accepted.fileno()
+        self._link.watch(descriptor)
+        meeting = Meeting(accepted, self._link.address)
+        self._serial += 1
+        name = self._serial.to_bytes(8, "big")
+        guest = _Guest(name, meeting, descriptor, self._link.attach(meeting.tag), time.monotonic())
+        self._guests[name] = self._of_tag[meeting.tag] = guest
 
     def _attend(self, guest: _Guest) -> None:
         """Finish the meeting, or end a link that is lost or owes a frame."""
@@ -210,7 +251,8 @@ class UcxServer:
             self._forget(guest)
 
     def _forget(self, guest: _Guest) -> None:
-        del self._guests[guest.name]
+        del self._guests[guest.name], self._of_tag[guest.meeting.tag]
+        self._link.unwatch(guest.descriptor)
         guest.meeting.close()
         self._link.detach(guest.peer)
 
@@ -221,6 +263,7 @@ class _Guest:
 
     name: bytes
     meeting: Meeting
+    descriptor: int
     peer: UcxPeer
     heard_s: float
     is_known: bool = False

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 MEETING_BYTES: Final = 4096
-MAGIC: Final = b"DSPKUCX1"
+MAGIC: Final = b"DSPKUCX2"
 _HEAD: Final = Struct("<8sQI")
 ADDRESS_BYTES_MAX: Final = MEETING_BYTES - _HEAD.size
 
