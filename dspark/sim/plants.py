@@ -106,7 +106,7 @@ def _any_body() -> list[Change]:
     def lax(descriptor: Any, padded: memoryview) -> memoryview:
         return padded[: descriptor.body_bytes]
 
-    return [(frame_module, "check_body", lax)]
+    return [(frame_module, "check_body", lax), (replies_module, "check_body", lax)]
 
 
 def _any_reply_checksum() -> list[Change]:
@@ -124,9 +124,9 @@ def _any_reply_checksum() -> list[Change]:
 def _any_control() -> list[Change]:
     decode = frame_module.decode_control
 
-    def lax(prefix: Any, view: memoryview) -> Any:
+    def lax(prefix: Any, view: memoryview, absent_bytes: int) -> Any:
         right = crc32c(view[PREFIX_BYTES : PREFIX_BYTES + prefix.control_bytes])
-        return decode(replace(prefix, control_crc=right), view)
+        return decode(replace(prefix, control_crc=right), view, absent_bytes)
 
     return [(peer_module, "decode_control", lax)]
 
