@@ -49,6 +49,7 @@ from dspark_proto import (
     VerifierConnection,
     prefix_digest,
 )
+from dspark_proto.memory import aligned_memory
 from dspark_proto.transports import ClientTransport, open_client
 
 SCHEMES = {"zmq": "tcp", "tcp": "plain+tcp", "ucx": "ucx"}
@@ -99,7 +100,7 @@ class Verifier:
         client.place = self.connection.place
         self._taps = bytes(range(256)) * (TAP_ROWS * len(TAP_LAYERS) * TAP_WIDTH * 2 // 256)
         self._digests = [EMPTY_DIGEST] * requests
-        self._buffer = memoryview(bytearray(requests * (len(self._taps) + 64) + 8192))
+        self._buffer = aligned_memory(requests * (len(self._taps) + 64) + 8192)
         self._round = 0
         self._connect()
         support = SupportPolicy(layout.support)

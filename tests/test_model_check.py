@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -228,9 +228,10 @@ class DrawAgain(DrafterConnection):
 class AnswerTheDead(DrafterConnection):
     """Work for a dead round is sent as the answer to the present one."""
 
-    def _awaiting(self, item: StepItem) -> DrafterSlot | None:
+    def stream_reply(self, item: StepItem, *rows: Any, **more: Any) -> Iterator[memoryview]:
         slot = self._slots[item.slot]
-        return slot if slot.state is SlotState.AWAITING else None
+        present = slot.item if slot.state is SlotState.AWAITING else None
+        return super().stream_reply(present or item, *rows, **more)
 
 
 class OldResets(DrafterConnection):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .bodies import BodyDescriptor, describe, seal, unsealed
-from .buffers import Buffer, byte_view
+from .buffers import Buffer, aligned, byte_view
 from .digest import EMPTY_DIGEST
 from .errors import LocalProtocolError
 from .expected_rows import ExpectedRows
@@ -19,8 +19,10 @@ from .frame import encode_frame, encode_sealing_into
 from .limits import (
     CONTEXT_CHUNK_BYTES,
     CONTEXT_CHUNK_ROWS_MAX,
+    CONTROL_BYTES_MAX,
     HANDSHAKE_DEADLINE_MS,
     NANOSECONDS_PER_MS,
+    PREFIX_BYTES,
     U64_MAX,
 )
 from .messages import Cancel, Close, Commit, Context, Open, Reset, Stats, Step, StepItem
@@ -319,6 +321,11 @@ def _unsealed_taps(item: StepItem, terms: Negotiated) -> BodyDescriptor | None:
         return None
     entries = terms.tap_row_bytes // DTYPE_BYTES[terms.tap_dtype]
     return unsealed(BodyKind.TAPS, terms.tap_dtype, item.tap_rows, entries, len(item.taps), terms.checksum)
+
+
+def step_room(items: Sequence[StepItem]) -> int:
+    """Bytes that hold the frame of ``items``: what ``out`` of :meth:`VerifierConnection.step` needs at most."""
+    return aligned(PREFIX_BYTES + CONTROL_BYTES_MAX) + sum([aligned(len(item.taps)) for item in items])
 
 
 def _expected(slot: VerifierSlot, layout: ReplyLayout, terms: Negotiated) -> ExpectedRows:

@@ -55,6 +55,8 @@ from dspark_proto import (
     VerifierState,
 )
 from dspark_proto.limits import NO_COMMIT, SILENT_HEARTBEATS, STEP_ITEMS_MAX
+from dspark_proto.memory import aligned_memory
+from dspark_proto.verifier import step_room
 from dspark_spark.leases import NS, DraftLease, DraftRequest, DraftRound
 from dspark_spark.link_state import MICRO, LinkState
 
@@ -268,10 +270,17 @@ class DraftLink(LinkState):
         for start in range(0, len(fresh), STEP_ITEMS_MAX):
             if self.up:
                 items = [self._item(r) for r in fresh[start : start + STEP_ITEMS_MAX]]
-                self._tell(self._connection.step, items, now)
+                self._tell(self._connection.step, items, now, self._memory_for(items))
         if not self.up:
             self._discard_rounds("send_failed")
         return round_
+
+    def _memory_for(self, items: Sequence[StepItem]) -> memoryview:
+        """Memory of a STEP frame, the same for every round: a send is done with it when it returns."""
+        room = step_room(items)
+        if len(self._step_memory) < room:
+            self._step_memory = aligned_memory(2 * room)
+        return self._step_memory
 
     def _await(self, request: DraftRequest, round_: DraftRound) -> bool:
         """Expect the request's proposal, unless its round was asked for before: its keys are used, at any worker."""

@@ -47,6 +47,7 @@ class LinkState:
         self._connection = VerifierConnection(parameters)
         self._client = client or ZmqClient(endpoint)
         self._client.place = self._connection.place
+        self._step_memory = memoryview(b"")
         self._deadline_ms = deadline_ms
         self._now_ns = now_ns
         # By the engine's slot: leases, the round that awaits each, and the reset count and worker of its last STEP.

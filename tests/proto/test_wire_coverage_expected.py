@@ -29,6 +29,7 @@ from dspark_proto.native import codec as found
 from dspark_proto.native import maker
 from dspark_proto.prefix import make_key, read_prefix, write_prefix
 from dspark_proto.registry import BodyKind, Dtype
+from dspark_proto.verifier import step_room
 
 codec: Any = found
 compiled_only = pytest.mark.skipif(codec is None, reason="the compiled codec is not built, or DSPARK_NATIVE=0")
@@ -224,6 +225,15 @@ def test_sealing_refuses_what_writing_refuses(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(LocalProtocolError) as refused:
         encode_sealing_into(room, Step, Key(), (tuple(items), body), parts)
     assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
+
+
+def test_the_room_of_a_step_is_enough_for_it() -> None:
+    for count in range(1, 5):
+        pair = connect()
+        items, parts = step_values(pair, count)
+        room = step_room(items)
+        out = memoryview(bytearray(room))
+        assert len(pair.verifier.step(items, 0, out)) <= room < sum(map(len, parts)) + 4096 + 64 * (count + 2)
 
 
 def test_an_unsealed_descriptor_is_a_fresh_one() -> None:
