@@ -360,7 +360,7 @@ def bench_rows(
 @bench_app.command("wire")
 def bench_wire(
     turns: Annotated[int, typer.Option(min=8, help="Interleaved turns; cases with more bytes take fewer.")] = 400,
-    transports: Annotated[str, typer.Option(help="Comma-separated: zmq, tcp, ucx.")] = "zmq,tcp",
+    transports: Annotated[str, typer.Option(help="Comma-separated: zmq, tcp, ucx, memory (no link).")] = "zmq,tcp",
     trace_allocations: Annotated[
         bool, typer.Option("--trace-allocations", help="Also measure the memory that a round takes, in extra rounds.")
     ] = False,
@@ -371,7 +371,7 @@ def bench_wire(
 
     chosen = transports.split(",")
     if set(chosen) - set(wire_benchmark.SCHEMES):
-        raise typer.BadParameter("use zmq, tcp, ucx", param_hint="--transports")
+        raise typer.BadParameter("use zmq, tcp, ucx, memory", param_hint="--transports")
     result = wire_benchmark.run(
         turns, chosen, trace=trace_allocations, log=lambda text: print(text, file=sys.stderr, flush=True)
     )

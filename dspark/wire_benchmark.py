@@ -31,6 +31,7 @@ from dspark.wire_benchmark_peers import (
     TAP_WIDTH,
     TOKEN,
     Layout,
+    MemoryClient,
     bound_to,
     memory_of,
     plain_process,
@@ -52,7 +53,9 @@ from dspark_proto import (
 from dspark_proto.memory import aligned_memory
 from dspark_proto.transports import ClientTransport, open_client
 
-SCHEMES = {"zmq": "tcp", "tcp": "plain+tcp", "ucx": "ucx"}
+SCHEMES = {"zmq": "tcp", "tcp": "plain+tcp", "ucx": "ucx", "memory": ""}
+"""Transports, and the scheme of their addresses; `memory` has none, for both ends are in this thread."""
+
 VOCAB = 129_280
 SPARSE = Layout("sparse", 32, VOCAB)
 DENSE = Layout("dense", 0, VOCAB)
@@ -204,8 +207,11 @@ def _verifiers(
     with ExitStack() as stack:
         found = {}
         for transport in transports:
-            endpoint = stack.enter_context(stub_process(layout, requests, SCHEMES[transport], far))
-            client = open_client(endpoint)
+            client: ClientTransport
+            if transport == "memory":
+                client = MemoryClient(layout, requests)
+            else:
+                client = open_client(stack.enter_context(stub_process(layout, requests, SCHEMES[transport], far)))
             stack.callback(client.close)
             found[transport] = Verifier(client, layout, requests)
         yield found

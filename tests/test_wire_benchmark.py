@@ -21,7 +21,7 @@ from dspark_proto.transports.base import PeerFrame
 
 VOCAB = 500
 CASES = ((Layout("sparse", 32, VOCAB), 2), (Layout("dense", 0, VOCAB), 1))
-TRANSPORTS = ("zmq", "tcp")
+TRANSPORTS = ("zmq", "tcp", "memory")
 UNITS = ("ratio", "us", "plain_us", "encode_us", "send_us", "wait_us", "validate_us", "stub_us")
 
 
@@ -192,4 +192,4 @@ def test_output_for_machines_and_for_people(result: dict[str, object]) -> None:
     for name, requests, transport in (("sparse", "2", "zmq"), ("sparse", "2", "tcp"), ("dense", "1", "tcp")):
         (line,) = (one for one in lines if one.split()[:3] == [name, requests, transport])
         assert f"{result[f'{name}_ratio_{transport}_{requests}']:.2f}" in line.split()
-    assert sum("a round keeps" in line for line in lines) == 4
+    assert sum("a round keeps" in line for line in lines) == 6
