@@ -14,7 +14,15 @@ import pytest
 
 from dspark import wire_benchmark
 from dspark.wire_benchmark import DEPTH, TAP_ROWS, Round, Series
-from dspark.wire_benchmark_peers import TAP_LAYERS, TAP_WIDTH, Layout, StubDrafter, plain_process
+from dspark.wire_benchmark_peers import (
+    TAP_LAYERS,
+    TAP_WIDTH,
+    Layout,
+    StubDrafter,
+    bound_to,
+    plain_process,
+    split_cores,
+)
 from dspark_proto import Buffer, MessageType
 from dspark_proto.reply_frames import ReplyFrames
 from dspark_proto.transports.base import PeerFrame
@@ -175,6 +183,21 @@ def test_processes_end_with_the_benchmark() -> None:
     until = time.monotonic() + 10
     while children() - before - resource_trackers():
         assert time.monotonic() < until
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_each_role_is_on_cores_of_its_own(result: dict[str, object]) -> None:
+    allowed = os.sched_getaffinity(0)
+    near, far = split_cores()
+    assert near
+    assert far
+    assert (set(near) | set(far), set(near) & set(far)) == (allowed, set())
+    assert result["cores_apart"] is True
+    with bound_to(near), plain_process(far):
+        assert os.sched_getaffinity(0) == set(near)
+        assert set(far) in [os.sched_getaffinity(pid) for pid in children() - resource_trackers()]
+    with bound_to([]):
+        assert os.sched_getaffinity(0) == allowed
 
 
 def children() -> set[int]:

@@ -17,7 +17,7 @@ def byte_view(buffer: Buffer) -> memoryview:
 
     Raises ``TypeError`` when the buffer is not C-contiguous.
     """
-    view = memoryview(buffer)
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
     if view.format == "B" and view.ndim == 1:
         return view
     return view.cast("B")

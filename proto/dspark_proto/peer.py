@@ -60,7 +60,7 @@ class Peer:
 
     def _open_frame(self, buffer: Buffer, now_ns: int) -> tuple[Prefix, memoryview] | None:
         """The checked prefix of a received frame; None, counted, when it is unusable."""
-        view = buffer if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1 else byte_view(buffer)
+        view = byte_view(buffer)
         try:
             prefix = read_prefix(view)
         except RemoteProtocolError as error:

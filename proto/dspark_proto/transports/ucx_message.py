@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
 
+from ..buffers import aligned
+
 MESSAGE_BYTES: Final = 64 * 1024
 """A message takes frames up to this size in all, or one larger frame."""
 
@@ -20,7 +22,6 @@ FRAMES_MAX: Final = 255
 HEAD_BYTES_MAX: Final = 1024
 """Head of a message with the most frames."""
 
-_ALIGNMENT: Final = 64
 _COUNT: Final = Struct("<I")
 _HEADS: Final = tuple(Struct(f"<{count + 1}I") for count in range(FRAMES_MAX + 1))
 
@@ -70,4 +71,4 @@ def frames_of(message: memoryview, frame_bytes_max: int) -> list[memoryview] | N
 
 def _head_bytes(count: int) -> int:
     """Count and sizes, padded so that frames are aligned as the message is."""
-    return -(-4 * (count + 1) // _ALIGNMENT) * _ALIGNMENT
+    return aligned(4 * (count + 1))
